@@ -1,0 +1,49 @@
+"""cbserve: a course on LLM serving whose claims are experiments on a real engine.
+
+The public names below are loaded when they are first used, so that `import cbserve` costs
+nothing: neither torch nor numpy is imported before something needs it.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that defines it.
+PUBLIC = {
+    "Request": "cbserve.core.request",
+    "SamplingParams": "cbserve.core.request",
+    "FinishReason": "cbserve.core.request",
+    "StaticBatching": "cbserve.core.batching",
+    "ContinuousBatching": "cbserve.core.batching",
+    "Policy": "cbserve.core.policies",
+    "FCFS": "cbserve.core.policies",
+    "Priority": "cbserve.core.policies",
+    "Scheduler": "cbserve.core.scheduler",
+    "BlockPool": "cbserve.core.blocks",
+    "KVCacheManager": "cbserve.core.kv_cache",
+    "Trace": "cbserve.core.trace",
+    "Engine": "cbserve.engine",
+    "LLM": "cbserve.llm",
+    "timeline": "cbserve.viz",
+    "check": "cbserve.course",
+    "hint": "cbserve.course",
+    "solved": "cbserve.course",
+    "claim": "cbserve.course",
+    "ledger": "cbserve.course",
+    "doctor": "cbserve.course.doctor",
+    "CBServeError": "cbserve.errors",
+}
+
+__all__ = ["__version__", *PUBLIC]
+
+
+def __getattr__(name: str) -> object:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(PUBLIC[name]), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
