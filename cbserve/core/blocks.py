@@ -1,0 +1,161 @@
+"""The physical side of the KV cache: a pool of equal blocks with a free list, reference counts and leases.
+
+The free list gives and takes in O(1) (Kwon et al. 2023, PagedAttention, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence as SequenceOf
+
+from cbserve.core.errors import ConservationError, NoFreeBlocksError
+
+
+class FreeList:
+    """Free block ids in the order in which they will be handed out. Every operation is O(1)."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._ids: OrderedDict[int, None] = OrderedDict.fromkeys(ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._ids
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
+    def pop(self) -> int:
+        """Take the first id. Raises NoFreeBlocksError, and changes nothing, when there is none."""
+        if not self._ids:
+            raise NoFreeBlocksError("the free list is empty: free a block first")
+        return self._ids.popitem(last=False)[0]
+
+    def remove(self, block_id: int) -> None:
+        """Take an id out of the middle. Raises NoFreeBlocksError when it is not free."""
+        if block_id not in self._ids:
+            raise NoFreeBlocksError(f"block {block_id} is not free")
+        del self._ids[block_id]
+
+    def append(self, block_id: int) -> None:
+        """Give back an id; it will be handed out last."""
+        self._put(block_id)
+
+    def prepend(self, block_id: int) -> None:
+        """Give back an id; it will be handed out next."""
+        self._put(block_id)
+        self._ids.move_to_end(block_id, last=False)
+
+    def _put(self, block_id: int) -> None:
+        if block_id in self._ids:
+            raise ConservationError(f"block {block_id} was freed twice")
+        self._ids[block_id] = None
+
+
+class Lease:
+    """Blocks held by something that is no sequence: a padding row, a swap in flight, a KV transfer not yet pulled."""
+
+    __slots__ = ("block_ids", "holder", "released")
+
+    def __init__(self, block_ids: SequenceOf[int], holder: str) -> None:
+        self.block_ids = tuple(block_ids)
+        self.holder = holder
+        self.released = False
+
+
+class BlockPool:
+    """`num_blocks` equal blocks of `block_size` tokens; each is free, or used with a reference count.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: both must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref_counts = [0] * num_blocks
+        self.leases: set[Lease] = set()
+        self._free = FreeList(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Take `count` blocks, each with reference count 1.
+
+        Raises:
+            NoFreeBlocksError: fewer are free; nothing was taken.
+        """
+        if count > len(self._free):
+            raise NoFreeBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self.ref_counts[block] = 1
+        return blocks
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more holder for blocks in use."""
+        for block in block_ids:
+            if not self.ref_counts[block]:
+                raise ConservationError(f"block {block} is free and cannot be shared")
+            self.ref_counts[block] += 1
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """One holder fewer; a block without a holder is free, and is handed out next.
+
+        Raises:
+            ConservationError: a block has no holder (freed twice).
+        """
+        for block in block_ids:
+            count = self.ref_counts[block]
+            if not count:
+                raise ConservationError(f"block {block} was freed twice")
+            self.ref_counts[block] = count - 1
+            if count == 1:
+                self._free.prepend(block)
+
+    def lease(self, block_ids: SequenceOf[int], holder: str) -> Lease:
+        """Hold blocks in use until `release`, whatever happens to their sequence."""
+        lease = Lease(block_ids, holder)
+        self.share(lease.block_ids)
+        self.leases.add(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """End a lease. Doing it twice is an error."""
+        if lease.released:
+            raise ConservationError(f"the lease of {lease.holder} was released twice")
+        lease.released = True
+        self.leases.remove(lease)
+        self.free(reversed(lease.block_ids))
+
+    def check(self, tables: Iterable[SequenceOf[int]]) -> None:
+        """Conservation: free + used == total, and the holders that exist are the holders that were counted.
+
+        Args:
+            tables: every block table that is in use; leases are known here.
+
+        Raises:
+            ConservationError: names the first block that is wrong.
+        """
+        held = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                held[block] += 1
+        for lease in self.leases:
+            for block in lease.block_ids:
+                held[block] += 1
+        free = set(self._free)
+        for block, (count, holders) in enumerate(zip(self.ref_counts, held, strict=True)):
+            if count != holders:
+                raise ConservationError(f"block {block}: {count} references counted, {holders} held")
+            if (block in free) == (count > 0):
+                raise ConservationError(f"block {block}: {count} references, but {'free' if block in free else 'not free'}")

@@ -1,0 +1,113 @@
+"""The four duties of an iteration: decisions only (Yu et al. 2022, Orca, section 3.1, and the lecture).
+
+A learner overrides one of these in a subclass of `Scheduler`, and the real engine runs it. A decision that cannot be
+carried out is refused by the scheduler with a `SchedulerError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cbserve.core.batching import Batching
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.plan import Blocked, Reason, Row, StepPlan
+from cbserve.core.policies import Policy
+from cbserve.core.request import Sequence, SequenceState
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan in the making: what the duties may still give away in this iteration."""
+
+    plan: StepPlan
+    now_s: float
+    budget: int  # tokens that this step may compute
+    budget_left: int
+    was_idle: bool  # nobody ran when the step began: static batching may start a batch
+    rows: dict[int, Row] = field(default_factory=dict)  # by seq_id, in the order of scheduling
+    copies: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    reserved_blocks: int = 0  # static batching: the most blocks that this batch can need
+
+
+class Duties:
+    """What a scheduler decides with: its queue, who runs, the block tables and the limits of a step."""
+
+    kv: KVCacheManager
+    batching: Batching
+    policy: Policy
+    running: list[Sequence]
+    free_slots: list[int]
+
+    def retire(self) -> Iterable[Sequence]:
+        """Duties 1 and 2: which running sequences are complete and leave; their blocks and slots become free."""
+        return [seq for seq in self.running if seq.is_finished]
+
+    def admit(self, step: Step) -> Iterable[Sequence]:
+        """Duty 3: which waiting sequences join this step, one after the other, while there is room.
+
+        Each one that is yielded has its slot and blocks when the next is asked for.
+        """
+        while (seq := self.policy.peek()) is not None:
+            reason = self.blocked(seq, step)
+            if reason is not None:
+                step.plan.blocked = Blocked(seq.seq_id, seq.request.request_id, reason)
+                return  # nobody behind it is pulled forward
+            yield seq
+
+    def displace(self, step: Step) -> Iterable[tuple[Sequence, Sequence]]:
+        """Duty 4: (candidate, victim) pairs: whose place a more urgent arrival takes, if the policy says so.
+
+        All victims that the candidate needs are named, or none.
+        """
+        candidate = self.policy.peek()
+        if candidate is None:
+            return []
+        running, victims = list(self.running), []
+        slots, blocks = len(self.free_slots), self.kv.num_free_blocks
+        need = self.kv.blocks_needed(candidate, self.num_new_tokens(candidate, step))
+        while running and (slots < candidate.pending_samples or blocks < need):
+            victim = self.policy.displaces(candidate, running, step.now_s)
+            if victim is None:
+                return []  # it waits
+            victims.append(victim)
+            running.remove(victim)
+            slots += victim.pending_samples
+            blocks += self.kv.num_blocks_only_of(victim)
+        enough = slots >= candidate.pending_samples and blocks >= need
+        return [(candidate, victim) for victim in victims] if enough else []
+
+    def grow(self, seq: Sequence, num_tokens: int, step: Step) -> Sequence | None:
+        """Who must yield so that the running `seq` can hold `num_tokens` tokens; None: there are blocks enough."""
+        if self.kv.blocks_needed(seq, num_tokens) <= self.kv.num_free_blocks:
+            return None
+        return self.policy.victim(self.running)
+
+    def blocked(self, seq: Sequence, step: Step) -> Reason | None:
+        """Why the waiting `seq` cannot join this step; None if it can."""
+        if self.batching.keeps_finished and not step.was_idle:
+            return Reason("batch_running")
+        slots = {"need": seq.pending_samples, "free": len(self.free_slots), "slots": self.batching.max_num_seqs}
+        if slots["need"] > slots["free"]:
+            return Reason("no_slots", slots)
+        num_tokens = self.num_new_tokens(seq, step)
+        if not num_tokens:
+            missing = seq.num_tokens - seq.num_computed_tokens
+            return Reason("no_budget", {"need": missing, "left": step.budget_left, "budget": step.budget})
+        if self.batching.keeps_finished:  # reserve for the longest answer: a batch must never run out of blocks
+            need, free = self.most_blocks(seq), self.kv.pool.num_blocks - step.reserved_blocks
+        else:  # reserve nothing: blocks for this step only
+            need, free = self.kv.blocks_needed(seq, seq.num_computed_tokens + num_tokens), self.kv.num_free_blocks
+        return Reason("no_blocks", {"need": need, "free": free}) if need > free else None
+
+    def num_new_tokens(self, seq: Sequence, step: Step) -> int:
+        """How many tokens of `seq` this step can compute; 0 if it must wait."""
+        if seq.is_finished:
+            return 0
+        missing = seq.num_tokens - seq.num_computed_tokens
+        is_prefill = seq.state is SequenceState.WAITING or seq.is_prefilling
+        return self.batching.chunk(missing, step.budget_left, is_prefill)
+
+    def most_blocks(self, seq: Sequence) -> int:
+        """Blocks that `seq` and the samples it will fork hold at most: the last sampled token needs no K and V."""
+        return self.kv.blocks_for(seq.num_prompt_tokens + seq.max_tokens - 1) * seq.pending_samples

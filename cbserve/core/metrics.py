@@ -1,0 +1,215 @@
+"""What a trace says about speed and use: folds over its events, nothing else keeps statistics.
+
+TTFT: arrival to first token. ITL: the gap between two tokens, one value for each gap. TPOT: (E2E - TTFT) / (tokens - 1),
+one value for each sequence; its percentiles differ from those of ITL, because one stall is one large gap but a small
+change of a mean. E2E: arrival to last token. Queue time: arrival to first admission.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent, Trace
+
+
+@dataclass(slots=True)
+class SequenceMetrics:
+    """One sample of one request. Times in seconds; None when it never got that far."""
+
+    request_id: str
+    seq_id: int
+    sample_index: int
+    arrival_s: float
+    num_prompt_tokens: int
+    priority: int = 0
+    client_id: str = ""
+    admitted_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+    finished_s: float | None = None
+    finish_reason: str | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_times_s)
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.admitted_s is None else self.admitted_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.token_times_s[0] - self.arrival_s if self.token_times_s else None
+
+    @property
+    def itl_s(self) -> list[float]:
+        times = self.token_times_s
+        return [b - a for a, b in zip(times, times[1:], strict=False)]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None for an answer of one token, which has no gap."""
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finished_s is None else self.finished_s - self.arrival_s
+
+
+def sequence_metrics(events: Iterable[Event]) -> list[SequenceMetrics]:
+    """One record for each sequence that was admitted or refused while waiting, in order of admission."""
+    arrivals: dict[str, Arrived] = {}
+    records: dict[int, SequenceMetrics] = {}
+    children: dict[int, list[int]] = {}  # parent -> samples forked by the step that has just ended
+    last_step: StepEvent | None = None
+    for event in events:
+        if isinstance(event, Arrived):
+            arrivals[event.request_id] = event
+        elif isinstance(event, Admitted):
+            if event.seq_id not in records:
+                records[event.seq_id] = _record(arrivals[event.request_id], event.seq_id, 0)
+                records[event.seq_id].admitted_s = event.time_s
+        elif isinstance(event, StepEvent):
+            last_step = event
+            for row in event.rows:
+                if row.num_sampled:
+                    records[row.seq_id].token_times_s.append(event.end_s)
+        elif isinstance(event, Forked):
+            child = _record(arrivals[event.request_id], event.seq_id, event.sample_index)
+            child.admitted_s = records[event.parent_id].admitted_s
+            if last_step is not None:
+                child.token_times_s.append(last_step.end_s)
+            records[event.seq_id] = child
+            children.setdefault(event.parent_id, []).append(event.seq_id)
+        elif isinstance(event, Preempted):
+            records[event.seq_id].num_preemptions += 1
+        elif isinstance(event, Finished):
+            if event.seq_id not in records:  # aborted while it waited
+                records[event.seq_id] = _record(arrivals[event.request_id], event.seq_id, 0)
+            records[event.seq_id].finished_s = event.time_s
+            records[event.seq_id].finish_reason = event.reason
+    return list(records.values())
+
+
+def _record(arrived: Arrived, seq_id: int, sample_index: int) -> SequenceMetrics:
+    return SequenceMetrics(
+        arrived.request_id, seq_id, sample_index, arrived.time_s, arrived.num_prompt_tokens, arrived.priority,
+        arrived.client_id,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in one line of numbers. Times in seconds, rates per second, shares in 0..1."""
+
+    num_requests: int
+    num_refused: int
+    num_steps: int
+    makespan_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    tokens_per_s: float
+    slot_utilisation: float
+    occupancy: float
+    padding_share: float
+    ttft_mean_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    itl_p99_s: float
+    e2e_mean_s: float
+    queue_mean_s: float
+    num_preemptions: int
+    peak_used_blocks: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value with unit) pairs for a table."""
+        return [
+            ("requests", f"{self.num_requests}" + (f" ({self.num_refused} refused)" if self.num_refused else "")),
+            ("steps", f"{self.num_steps}"),
+            ("time", f"{self.makespan_s:.3f} s"),
+            ("output tokens", f"{self.num_output_tokens}"),
+            ("throughput", f"{self.tokens_per_s:.1f} tokens/s"),
+            ("slot utilisation", f"{self.slot_utilisation:.1%}"),
+            ("occupancy", f"{self.occupancy:.1%}"),
+            ("TTFT mean / p99", f"{_ms(self.ttft_mean_s)} / {_ms(self.ttft_p99_s)}"),
+            ("TPOT mean", _ms(self.tpot_mean_s)),
+            ("ITL p99", _ms(self.itl_p99_s)),
+            ("E2E mean", _ms(self.e2e_mean_s)),
+            ("queue mean", _ms(self.queue_mean_s)),
+            ("preemptions", f"{self.num_preemptions}"),
+        ]
+
+
+def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
+    """Fold a trace into a `Summary`. Means and percentiles without a value are nan.
+
+    Args:
+        num_slots: slots to divide by; the trace's own number by default.
+    """
+    steps = trace.steps
+    records = sequence_metrics(trace)
+    makespan = max((s.end_s for s in steps), default=0.0) - min((e.time_s for e in trace.of(Arrived)), default=0.0)
+    tokens = sum(r.num_output_tokens for r in records)
+    ttft = [r.ttft_s for r in records if r.ttft_s is not None]
+    tpot = [r.tpot_s for r in records if r.tpot_s is not None]
+    num_rows = sum(len(s.rows) for s in steps)
+    return Summary(
+        num_requests=sum(1 for _ in trace.of(Arrived)),
+        num_refused=sum(1 for _ in trace.of(Refused)),
+        num_steps=len(steps),
+        makespan_s=makespan,
+        num_prompt_tokens=sum(e.num_prompt_tokens for e in trace.of(Arrived)),
+        num_output_tokens=tokens,
+        tokens_per_s=tokens / makespan if makespan > 0 else math.nan,
+        slot_utilisation=slot_utilisation(trace, num_slots),
+        occupancy=occupancy(trace, num_slots),
+        padding_share=sum(r.kind == "padding" for s in steps for r in s.rows) / num_rows if num_rows else math.nan,
+        ttft_mean_s=mean(ttft),
+        ttft_p99_s=percentile(ttft, 99),
+        tpot_mean_s=mean(tpot),
+        itl_p99_s=percentile([gap for r in records for gap in r.itl_s], 99),
+        e2e_mean_s=mean([r.e2e_s for r in records if r.e2e_s is not None]),
+        queue_mean_s=mean([r.queue_s for r in records if r.queue_s is not None]),
+        num_preemptions=sum(1 for _ in trace.of(Preempted)),
+        peak_used_blocks=max((s.num_used_blocks for s in steps), default=0),
+    )
+
+
+def slot_utilisation(trace: Trace, num_slots: int | None = None) -> float:
+    """Slot-steps that gave a useful token / (slots x steps), over the whole run: sum over sum, no mean of ratios.
+
+    The step that ends a prefill counts as one. [10, 100, 500] in one static batch: 610 / 1500 = 40.67 %.
+    """
+    return _share(trace, num_slots, [row.num_sampled for step in trace.steps for row in step.rows])
+
+
+def occupancy(trace: Trace, num_slots: int | None = None) -> float:
+    """Slot-steps that held an unfinished request / (slots x steps). A slot in mid-prefill is occupied but gives no token."""
+    return _share(trace, num_slots, [max(1, row.num_sampled) for s in trace.steps for row in s.rows if row.kind != "padding"])
+
+
+def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:
+    slots = num_slots or trace.meta["num_slots"]
+    return sum(counts) / (slots * len(trace.steps)) if trace.steps else math.nan
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Linear interpolation between order statistics, as numpy's default."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * q / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.2f} s"

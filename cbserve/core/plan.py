@@ -1,0 +1,133 @@
+"""What one iteration does (`StepPlan`) and what came of it (`StepResult`): plain values, picklable, complete.
+
+An executor needs nothing else, and cannot reach into the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from cbserve.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a decision was taken: a code and its numbers, put into words only when shown."""
+
+    code: str
+    numbers: dict[str, int | float | str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return REASONS[self.code].format(**self.numbers) if self.code in REASONS else self.code
+
+
+REASONS = {
+    "no_blocks": "needs {need} blocks, {free} free",
+    "no_slots": "needs {need} slots, {free} of {slots} free",
+    "no_budget": "needs {need} tokens in one step, {left} of {budget} left",
+    "batch_running": "the batch is running: static batching admits nobody until it ends",
+    "preempted_this_step": "somebody was preempted in this step: nobody else is admitted",
+    "out_of_blocks": "{grower} needs {need} blocks, {free} free; {victim} comes last in the policy's order",
+    "displaced": "{candidate} is more urgent and needs its place ({why})",
+    "too_long_for_model": "the prompt has {prompt} tokens, the model takes {limit} with at least one new token; "
+    "shorten the prompt",
+    "too_long_for_pool": "prompt {prompt} + max_tokens {max_tokens} need {need} blocks of {block_size} tokens, the pool has "
+    "{total}; lower max_tokens, shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
+    "too_long_for_step": "prompt {prompt} + max_tokens {max_tokens} can need {need} tokens in one step, the budget is {budget}; "
+    "allow chunked prefill or raise max_num_batched_tokens",
+    "too_many_samples": "n={need} samples need as many slots, there are {slots}; lower n or raise the number of slots",
+    "empty_prompt": "the prompt has no tokens; give at least one",
+    "invalid": "{message}",
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's part of a step: compute `token_ids` at positions `start`..`start + len(token_ids) - 1`.
+
+    `block_table[p // block_size]` holds position p. The table may be longer than this step needs; entries that
+    earlier plans have shown never change (a copied or freed table is a new list).
+    `num_samples` is 0 for a chunk in mid-prefill, 1 for a decode, n for the end of a prefill of n samples.
+    """
+
+    seq_id: int
+    request_id: str
+    slot: int
+    start: int
+    token_ids: SequenceOf[int]
+    block_table: SequenceOf[int]
+    params: SamplingParams
+    sample_index: int = 0
+    num_samples: int = 1
+    is_prefill: bool = False
+    is_padding: bool = False  # computed and thrown away: static batching's waste
+
+    @property
+    def end(self) -> int:
+        """Context length after this step: tokens whose K and V are in the cache."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    seq_id: int
+    request_id: str
+    slot: int
+    resumed: bool  # it ran before and was preempted
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    seq_id: int
+    request_id: str
+    slot: int
+    cause: str  # "out_of_blocks" or "displaced"
+    reason: Reason
+    num_computed_tokens: int  # tokens whose K and V are lost and will be computed again
+    num_blocks: int  # blocks that were given back
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The first in the queue was not admitted, and why."""
+
+    seq_id: int
+    request_id: str
+    reason: Reason
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One iteration. `rows` are computed in one forward pass; copies are carried out before it."""
+
+    step: int
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block): copy-on-write
+    admissions: list[Admission] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    blocked: Blocked | None = None
+    num_waiting: int = 0
+    num_running: int = 0
+    num_used_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What an executor gives back.
+
+    Args:
+        sampled: for each row of the plan, its `num_samples` new token ids.
+        logprobs: for each row, for each sample, {token id: log-probability}; None if nobody asked.
+        duration_s: how long the step took, in seconds (measured, or from a cost model).
+        completions: keys of things that ended outside a step (a swap-in, a KV transfer).
+    """
+
+    sampled: list[SequenceOf[int]]
+    logprobs: list[list[dict[int, float]] | None] | None = None
+    duration_s: float = 0.0
+    completions: tuple[str, ...] = ()

@@ -1,0 +1,405 @@
+"""The one scheduler: one iteration -> `StepPlan`; what came of it -> `StepUpdate`.
+
+It asks its duties (see `duties.py`) for decisions, carries them out, and refuses those that cannot be.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from cbserve.core import batching as duty
+from cbserve.core.batching import Batching, ContinuousBatching
+from cbserve.core.blocks import Lease
+from cbserve.core.duties import Duties, Step
+from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
+from cbserve.core.policies import FCFS, Policy
+from cbserve.core.request import FinishReason, Request, Sequence, SequenceState
+from cbserve.core.stopping import StopChecker
+
+
+UNLIMITED = 2**62  # tokens: a step without a budget
+
+
+@dataclass(slots=True)
+class StepUpdate:
+    """What a step changed."""
+
+    new_tokens: list[tuple[Sequence, dict[int, float] | None]] = field(default_factory=list)  # with log-probabilities
+    forked: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
+    finished: list[Sequence] = field(default_factory=list)
+    left: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, slot) whose slot and blocks are free now
+
+
+@dataclass(slots=True)
+class Padding:
+    """A finished sequence of a static batch that still takes part: its row, its slot and a lease on its blocks."""
+
+    seq: Sequence
+    row: Row
+    lease: Lease
+
+
+class Scheduler(Duties):
+    """Decides, iteration by iteration, who runs.
+
+    Args:
+        kv: the block tables and their pool.
+        batching: how much may join a step.
+        policy: who goes first and who yields.
+        stop_checker: when an answer ends.
+        max_model_len: most tokens of prompt and answer together; None: as many as the pool holds.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        batching: Batching | None = None,
+        policy: Policy | None = None,
+        stop_checker: StopChecker | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.kv = kv
+        self.batching = batching or ContinuousBatching()
+        self.policy = policy or FCFS()
+        self.max_model_len = max_model_len
+        self.stop_checker = stop_checker or StopChecker(max_model_len=max_model_len)
+        self.running: list[Sequence] = []
+        self.padding: list[Padding] = []
+        self.held: dict[int, Sequence] = {}  # wait for something outside the step
+        self.requests: dict[str, list[Sequence]] = {}  # unfinished sequences by request id
+        self._by_id: dict[int, Sequence] = {}  # unfinished, and finished ones that still hold a slot
+        self.free_slots = list(range(self.batching.max_num_seqs))
+        self._sample_slots: dict[int, list[int]] = {}  # slots kept for the samples that a prefill will fork
+        self._next_seq_id = 0
+        self._step = 0
+        self._prefill_streak = 0
+
+    # ---- requests in and out ------------------------------------------------------------------------------------
+
+    def add(self, request: Request, waiting_for: str | None = None) -> Sequence | Reason:
+        """Queue a request, or say why it can never be served (then nothing is kept).
+
+        Raises:
+            InvalidRequestError: its id is in use.
+        """
+        if request.request_id in self.requests:
+            raise InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")
+        reason = self.refuses(request)
+        if reason is not None:
+            return reason
+        seq = Sequence(request, self._next_seq_id, self._max_tokens(request))
+        self._next_seq_id += 1
+        self.requests[request.request_id] = [seq]
+        self._by_id[seq.seq_id] = seq
+        if waiting_for is None:
+            self.policy.push(seq)
+        else:
+            seq.waiting_for = waiting_for
+            self.held[seq.seq_id] = seq
+        return seq
+
+    def refuses(self, request: Request) -> Reason | None:
+        """Why `request` can never be served here; None if it can."""
+        try:
+            self.stop_checker.validate(request)
+        except InvalidRequestError as error:
+            return Reason("invalid", {"message": str(error)})
+        prompt, params, pool = len(request.prompt_token_ids), request.params, self.kv.pool
+        if not prompt:
+            return Reason("empty_prompt")
+        if self.max_model_len is not None and prompt >= self.max_model_len:
+            return Reason("too_long_for_model", {"prompt": prompt, "limit": self.max_model_len})
+        if params.n > self.batching.max_num_seqs:
+            return Reason("too_many_samples", {"need": params.n, "slots": self.batching.max_num_seqs})
+        max_tokens = self._max_tokens(request)
+        numbers: dict[str, int | float | str] = {"prompt": prompt, "max_tokens": max_tokens}
+        longest = prompt + max(max_tokens, 1) - 1  # the last sampled token needs no K and V
+        need = self.kv.blocks_for(longest) * (params.n if self.batching.keeps_finished else 1)
+        if max_tokens < 1 or need > pool.num_blocks:
+            numbers |= {"need": need, "block_size": pool.block_size, "total": pool.num_blocks}
+            return Reason("too_long_for_pool", numbers)
+        budget = self.batching.max_num_batched_tokens
+        if not self.batching.chunked and budget is not None and longest > budget:
+            return Reason("too_long_for_step", numbers | {"need": longest, "budget": budget})
+        return None
+
+    def _max_tokens(self, request: Request) -> int:
+        """`params.max_tokens`, capped by the model's length; None also by the pool and the step."""
+        prompt, asked = len(request.prompt_token_ids), request.params.max_tokens
+        caps = [] if self.max_model_len is None else [self.max_model_len - prompt]
+        if asked is None:
+            caps.append(self.kv.pool.num_blocks * self.kv.block_size - prompt + 1)
+            if not self.batching.chunked and self.batching.max_num_batched_tokens is not None:
+                caps.append(self.batching.max_num_batched_tokens - prompt + 1)
+        else:
+            caps.append(asked)
+        return min(caps)
+
+    def abort(self, request_id: str) -> StepUpdate:
+        """End every unfinished sample of a request now. Unknown or finished ids are ignored."""
+        changed = StepUpdate()
+        for seq in list(self.requests.get(request_id, ())):
+            if not seq.is_finished:
+                seq.finish_reason = FinishReason.ABORT
+                changed.finished.append(seq)
+            changed.left += self._leave(seq)
+        return changed
+
+    def complete(self, key: str) -> None:
+        """Something that sequences waited for outside the step has ended: they queue at their old place."""
+        for seq in [seq for seq in self.held.values() if seq.waiting_for == key]:
+            seq.waiting_for = None
+            del self.held[seq.seq_id]
+            self.policy.push(seq)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    # ---- the iteration ------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> StepPlan:
+        """Plan one iteration."""
+        plan, budget = StepPlan(self._step), self.batching.max_num_batched_tokens or UNLIMITED
+        step = Step(plan, now_s, budget, budget, was_idle=not (self.running or self.padding))
+        decodes_wait = any(not seq.is_prefilling for seq in self.running)
+        for name in self.batching.duties(self._prefill_streak if decodes_wait else 0):
+            if name == duty.DISPLACE:
+                for candidate, victim in self.displace(step):
+                    self._displace(candidate, victim, step)
+            elif name == duty.ADMIT and not plan.preemptions:
+                for seq in self.admit(step):
+                    self._admit(seq, step)
+            elif name == duty.GROW_DECODES and step.rows:
+                break  # prefill first: decodes wait for a step without prefills
+            elif name != duty.ADMIT:
+                self._grow_all(name, step)
+        is_prefill = any(row.is_prefill for row in step.rows.values())
+        self._prefill_streak = self._prefill_streak + 1 if is_prefill else 0
+        return self._finish_plan(step)
+
+    def update(self, plan: StepPlan, result: StepResult, now_s: float) -> StepUpdate:
+        """Take in what a step gave. A finished sequence's blocks are free when this returns (static batching: when its
+        batch ends). Rows of sequences that were aborted meanwhile are ignored."""
+        if len(result.sampled) != len(plan.rows):
+            raise SchedulerError(f"the executor answered {len(result.sampled)} rows of {len(plan.rows)}; one answer a row")
+        changed = StepUpdate()
+        logprobs = result.logprobs or [None] * len(plan.rows)
+        for row, sampled, row_logprobs in zip(plan.rows, result.sampled, logprobs, strict=True):
+            seq = self._by_id.get(row.seq_id)
+            if row.is_padding or seq is None or seq.state is not SequenceState.RUNNING:
+                continue
+            if len(sampled) != row.num_samples:
+                raise SchedulerError(f"row of {row.request_id!r}: {len(sampled)} tokens sampled, {row.num_samples} wanted")
+            seq.num_computed_tokens = row.end
+            seq.num_scheduled_tokens = 0
+            samples = self._fork(seq, changed) if row.num_samples > 1 else [seq]
+            for i, (sample, token) in enumerate(zip(samples, sampled, strict=False)):
+                sample.output_token_ids.append(token)
+                self.stop_checker.check(sample)
+                changed.new_tokens.append((sample, row_logprobs[i] if row_logprobs else None))
+                if sample.is_finished:
+                    changed.finished.append(sample)
+            self.policy.served(seq, len(row.token_ids))
+        for key in result.completions:
+            self.complete(key)
+        for seq in list(self.retire()):
+            changed.left += self._retire(seq)
+        return changed
+
+    # ---- carrying decisions out ---------------------------------------------------------------------------------
+
+    def _grow_all(self, name: str, step: Step) -> None:
+        for seq in self.policy.order(self.running):  # most urgent first, so that victims are not yet in the step
+            if seq.state is not SequenceState.RUNNING or seq.seq_id in step.rows:
+                continue
+            if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (name == duty.GROW_DECODES and seq.is_prefilling):
+                continue
+            count = self.num_new_tokens(seq, step)
+            if not count:
+                continue
+            num_tokens = seq.num_computed_tokens + count
+            while (victim := self.grow(seq, num_tokens, step)) is not None:
+                need = self.kv.blocks_needed(seq, num_tokens)
+                numbers: dict[str, int | float | str] = {"need": need, "free": self.kv.num_free_blocks}
+                numbers |= {"grower": seq.request.request_id, "victim": victim.request.request_id}
+                self._preempt(victim, "out_of_blocks", Reason("out_of_blocks", numbers), step)
+                if victim is seq:
+                    break
+            else:
+                self._schedule_row(seq, count, step)
+
+    def _displace(self, candidate: Sequence, victim: Sequence, step: Step) -> None:
+        numbers: dict[str, int | float | str] = {
+            "candidate": candidate.request.request_id,
+            "why": f"priority {candidate.request.priority} before {victim.request.priority}",
+        }
+        self._preempt(victim, "displaced", Reason("displaced", numbers), step)
+        if candidate in self.policy and self.blocked(candidate, step) is None:
+            self._admit(candidate, step)
+
+    def _admit(self, seq: Sequence, step: Step) -> None:
+        if seq not in self.policy:
+            raise SchedulerError(f"admit returned {seq!r}, which is not waiting; return sequences of `policy`")
+        reason = self.blocked(seq, step)
+        if reason is not None:
+            raise SchedulerError(f"admit returned {seq!r}, which has no room: {reason}; stop before it")
+        self.policy.remove(seq)
+        step.reserved_blocks += self.most_blocks(seq)
+        slots = [heapq.heappop(self.free_slots) for _ in range(seq.pending_samples)]
+        seq.slot, self._sample_slots[seq.seq_id] = slots[0], slots[1:]
+        count = self.num_new_tokens(seq, step)
+        seq.state, seq.admission_tokens = SequenceState.RUNNING, seq.num_tokens
+        self.running.append(seq)
+        resumed = seq.num_preemptions > 0
+        step.plan.admissions.append(Admission(seq.seq_id, seq.request.request_id, seq.slot, resumed))
+        self._schedule_row(seq, count, step)
+
+    def _schedule_row(self, seq: Sequence, count: int, step: Step) -> None:
+        start = seq.num_computed_tokens
+        step.copies[seq.seq_id] = self.kv.allocate(seq, start + count)
+        step.budget_left -= count
+        seq.num_scheduled_tokens = count
+        step.rows[seq.seq_id] = Row(
+            seq_id=seq.seq_id,
+            request_id=seq.request.request_id,
+            slot=seq.slot if seq.slot is not None else -1,
+            start=start,
+            token_ids=seq.tokens(start, start + count),
+            block_table=self.kv.tables[seq.seq_id],
+            params=seq.request.params,
+            sample_index=seq.sample_index,
+            num_samples=seq.pending_samples if start + count == seq.num_tokens else 0,
+            is_prefill=seq.is_prefilling,
+        )
+
+    def _preempt(self, victim: Sequence, cause: str, reason: Reason, step: Step) -> None:
+        """Preemption by recompute: all its blocks are given back, and it queues again by its key."""
+        if victim.state is not SequenceState.RUNNING or victim.is_finished:
+            raise SchedulerError(f"{victim!r} cannot yield: it does not run; name one of `running`")
+        if step.rows.pop(victim.seq_id, None) is not None:
+            step.budget_left += victim.num_scheduled_tokens
+            del step.copies[victim.seq_id]
+        slot, computed = self._release_slot(victim), victim.num_computed_tokens
+        num_blocks = self.kv.free(victim)
+        step.plan.preemptions.append(
+            Preemption(victim.seq_id, victim.request.request_id, slot, cause, reason, computed, num_blocks)
+        )
+        victim.num_computed_tokens = victim.num_scheduled_tokens = 0
+        victim.num_preemptions += 1
+        victim.state = SequenceState.WAITING
+        self.running.remove(victim)
+        self.policy.push(victim)
+
+    def _finish_plan(self, step: Step) -> StepPlan:
+        plan = step.plan
+        if plan.preemptions and len(self.policy) and plan.blocked is None and (first := self.policy.peek()):
+            plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
+        plan.rows = [*step.rows.values(), *(padding.row for padding in self.padding)] if step.rows else []
+        plan.copies = [pair for pairs in step.copies.values() for pair in pairs]
+        plan.num_waiting = len(self.policy) + len(self.held)
+        plan.num_running = len(self.running)
+        plan.num_used_blocks = self.kv.pool.num_used
+        if plan.rows:
+            self._step += 1
+        return plan
+
+    def _fork(self, parent: Sequence, changed: StepUpdate) -> list[Sequence]:
+        """The prefill of n samples is done: the other n - 1 share its blocks and run on their own from here."""
+        children = []
+        slots = self._sample_slots.pop(parent.seq_id)
+        for index, slot in enumerate(slots, start=1):
+            child = Sequence(parent.request, self._next_seq_id, parent.max_tokens, index)
+            self._next_seq_id += 1
+            child.num_computed_tokens, child.admission_tokens = parent.num_computed_tokens, parent.admission_tokens
+            child.state, child.slot, child.pending_samples = SequenceState.RUNNING, slot, 1
+            self.kv.fork(parent, child)
+            self._by_id[child.seq_id] = child
+            self.requests[parent.request.request_id].append(child)
+            self.running.append(child)
+            children.append(child)
+            changed.forked.append((parent, child))
+        parent.pending_samples = 1
+        return [parent, *children]
+
+    def _retire(self, seq: Sequence) -> list[tuple[Sequence, int]]:
+        if seq.state is not SequenceState.RUNNING or seq not in self.running:
+            raise SchedulerError(f"retire returned {seq!r}, which does not run; return sequences of `running`")
+        if not seq.is_finished:
+            raise SchedulerError(f"retire returned {seq!r}, which is not finished; return only finished ones")
+        return self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> list[tuple[Sequence, int]]:
+        """A sequence ends: take every trace of it away. In a static batch its row stays, on a lease, until all are done.
+
+        Returns the (sequence, slot) pairs that became free.
+        """
+        left: list[tuple[Sequence, int]] = []
+        self.policy.remove(seq)
+        self.held.pop(seq.seq_id, None)
+        if seq in self.running:
+            self.running.remove(seq)
+            if self.batching.keeps_finished and seq.num_computed_tokens:
+                self._pad(seq)
+            else:
+                left.append((seq, self._release_slot(seq)))
+        self.kv.free(seq)
+        seq.state = SequenceState.FINISHED
+        del self._by_id[seq.seq_id]
+        siblings = self.requests[seq.request.request_id]
+        siblings.remove(seq)
+        if not siblings:
+            del self.requests[seq.request.request_id]
+        if not self.running:
+            for padding in self.padding:
+                self.kv.pool.release(padding.lease)
+                left.append((padding.seq, self._release_slot(padding.seq)))
+            self.padding.clear()
+        return left
+
+    def _pad(self, seq: Sequence) -> None:
+        """Keep a finished row in the forward pass: it recomputes the last token that it computed, for nothing."""
+        last = seq.num_computed_tokens - 1
+        lease = self.kv.lease(seq, f"padding row of {seq.request.request_id!r}")
+        row = Row(
+            seq_id=seq.seq_id,
+            request_id=seq.request.request_id,
+            slot=seq.slot if seq.slot is not None else -1,
+            start=last,
+            token_ids=seq.tokens(last, last + 1),
+            block_table=lease.block_ids,
+            params=seq.request.params,
+            num_samples=0,
+            is_padding=True,
+        )
+        self.padding.append(Padding(seq, row, lease))
+
+    def _release_slot(self, seq: Sequence) -> int:
+        slot = seq.slot
+        if slot is None:
+            raise SchedulerError(f"{seq!r} holds no slot")
+        for free in (slot, *self._sample_slots.pop(seq.seq_id, ())):
+            heapq.heappush(self.free_slots, free)
+        seq.slot = None
+        return slot
+
+    # ---- invariants ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Conservation of blocks, slots and sequences. Raises ConservationError."""
+        self.kv.check()
+        held = {seq.seq_id for seq in self.running}
+        strangers = set(self.kv.tables) - held
+        if strangers:
+            raise ConservationError(f"sequences {sorted(strangers)} hold blocks but do not run")
+        slots = sorted(self.free_slots)
+        for seq in [*self.running, *(padding.seq for padding in self.padding)]:
+            slots += [-1 if seq.slot is None else seq.slot, *self._sample_slots.get(seq.seq_id, ())]
+        if sorted(slots) != list(range(self.batching.max_num_seqs)):
+            raise ConservationError(f"slots lost or held twice: {sorted(slots)}")
+        known = len(self.running) + len(self.policy) + len(self.held)
+        if known != len(self._by_id) or len(self._by_id) != sum(map(len, self.requests.values())):
+            raise ConservationError(f"{len(self._by_id)} sequences known, {known} queued or running")
