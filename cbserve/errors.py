@@ -1,5 +1,9 @@
-"""Every error that cbserve raises on purpose derives from `CBServeError` and names the value, the limit and the cure."""
+"""Every error raised on purpose derives from `CBServeError` and names the value, the limit and the cure."""
 
 
 class CBServeError(Exception):
     """Base of all errors raised on purpose."""
+
+
+class ModelError(CBServeError):
+    """A model, its files or its tokenizer cannot be used as asked."""

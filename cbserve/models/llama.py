@@ -1,0 +1,134 @@
+"""The Llama forward pass over packed tokens: no batch dimension, no cache, no padding; attention is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cbserve.models.config import ModelConfig
+
+# attend(layer, q [N, heads, head_dim], k [N, kv_heads, head_dim], v [N, kv_heads, head_dim]) -> [N, heads, head_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class LlamaModel:
+    """Weights of a Llama-architecture model (Touvron et al., arXiv 2302.13971) and its forward pass.
+
+    `weights` maps the names of a Hugging Face checkpoint (`ModelConfig.tensor_shapes`) to tensors; they are copied.
+    Matrices that read the same input are fused: q, k and v; gate and up.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], device: str | torch.device, dtype: torch.dtype
+    ) -> None:
+        self.config, self.device, self.dtype = config, torch.device(device), dtype
+
+        def load(*names: str) -> Tensor:
+            # cat copies even a single tensor: a view would keep a whole memory-mapped file alive.
+            return torch.cat([weights[name + ".weight"].to(self.device, dtype) for name in names])
+
+        self.embedding = load("model.embed_tokens")
+        self.layers = [_Layer(config, f"model.layers.{index}.", load) for index in range(config.num_layers)]
+        self.final_norm = load("model.norm")
+        # Tied: one table, read by row when embedding and as a matrix here. Packing makes a copy of its own.
+        self.lm_head = Linear(self.embedding if config.tie_word_embeddings else load("lm_head"))
+        self.rotation = _rotation_table(config).to(self.device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, logit_rows: Tensor) -> Tensor:
+        """Logits after some of N packed tokens, which may belong to any number of sequences.
+
+        token_ids, positions: int64 [N]; a position is the token's place in its own sequence. `attend(layer, q, k, v)`
+        is called once a layer with rotated q [N, heads, head_dim] and k [N, kv_heads, head_dim], and with v; it stores
+        K and V as it likes and returns [N, heads, head_dim]. logit_rows: int64 [R], which of the N tokens want logits.
+        Returns float32 [R, vocab].
+
+        head_dim of q and k is in pair-interleaved order (see `_interleave_pairs`), which attention cannot notice.
+        """
+        eps = self.config.rms_norm_eps
+        rotation = self.rotation[positions].unsqueeze(1)
+        hidden = F.embedding(token_ids, self.embedding)
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.project(_rms_norm(hidden, layer.attention_norm, eps), rotation)
+            hidden = hidden + layer.output(attend(index, q, k, v).flatten(1))
+            gate, up = layer.gate_up(_rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(F.silu(gate).mul_(up))
+        return self.lm_head(_rms_norm(hidden[logit_rows], self.final_norm, eps)).float()
+
+
+class _Layer:
+    def __init__(self, config: ModelConfig, prefix: str, load: Callable[..., Tensor]) -> None:
+        self.num_heads, self.num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.attention_norm = load(prefix + "input_layernorm")
+        qkv = load(*(f"{prefix}self_attn.{name}_proj" for name in "qkv"))
+        rotated_rows = self.num_rotated * self.head_dim
+        qkv[:rotated_rows] = _interleave_pairs(qkv[:rotated_rows], self.head_dim)
+        self.qkv = Linear(qkv)
+        self.output = Linear(load(prefix + "self_attn.o_proj"))
+        self.mlp_norm = load(prefix + "post_attention_layernorm")
+        self.gate_up = Linear(load(prefix + "mlp.gate_proj", prefix + "mlp.up_proj"))
+        self.down = Linear(load(prefix + "mlp.down_proj"))
+
+    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of [N, hidden], the first two rotated by `rotation`, complex [N, 1, head_dim / 2]."""
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        qk, v = qkv[:, : self.num_rotated], qkv[:, self.num_rotated :]
+        pairs = torch.view_as_complex(qk.float().unflatten(-1, (-1, 2)))
+        qk = torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+        return qk[:, : self.num_heads], qk[:, self.num_heads :], v
+
+
+class Linear:
+    """x [N, in] -> [N, out] without bias.
+
+    On a CPU in float32 the weight [out, in] is reordered once into oneDNN's blocked layout, as torch's own compiler does
+    it; otherwise oneDNN reorders at every call, which doubles the time at batch sizes of 2 to 8. The given weight
+    is not kept then.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = _pack(weight)
+        self._weight = weight if self._packed is None else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # oneDNN refuses to plan a product without rows.
+        if self._packed is not None and x.shape[0]:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+        weight = self._weight if self._weight is not None else self._packed.to_dense()
+        return F.linear(x, weight)
+
+
+def _pack(weight: Tensor) -> Tensor | None:
+    """`weight` in oneDNN's layout, or None where that does not exist: private operators, absent from some builds."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        torch.ops.mkldnn._linear_pointwise(weight.new_zeros(1, weight.shape[1]), packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return packed
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _rotation_table(config: ModelConfig) -> Tensor:
+    """Rotary embedding (Su et al., arXiv 2104.09864): e^(i m theta_j), complex64 [max_position, head_dim / 2]."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.outer(torch.arange(config.max_position, dtype=torch.float64), config.rope_theta**-exponents)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+def _interleave_pairs(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows of q or k from a checkpoint's order within each head (x_0 .. x_h, y_0 .. y_h) to x_0, y_0, x_1, y_1, ...
+
+    Rotary embedding turns each (x_j, y_j) like a complex number. Side by side they are one in memory, so the whole rotation
+    is a single complex product. q and k change order alike, so their dot products stay what they are.
+    """
+    return weight.view(-1, 2, head_dim // 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
