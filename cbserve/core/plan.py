@@ -58,6 +58,7 @@ class Row:
     token_ids: SequenceOf[int]
     block_table: SequenceOf[int]
     params: SamplingParams
+    num_prompt_tokens: int
     sample_index: int = 0
     num_samples: int = 1
     is_prefill: bool = False

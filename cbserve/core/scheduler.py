@@ -63,7 +63,7 @@ class Scheduler(Duties):
     ) -> None:
         self.kv = kv
         self.batching = batching or ContinuousBatching()
-        self.policy = policy or FCFS()
+        self.policy = FCFS() if policy is None else policy  # an empty queue is falsy
         self.max_model_len = max_model_len
         self.stop_checker = stop_checker or StopChecker(max_model_len=max_model_len)
         self.running: list[Sequence] = []
@@ -271,6 +271,7 @@ class Scheduler(Duties):
             token_ids=seq.tokens(start, start + count),
             block_table=self.kv.tables[seq.seq_id],
             params=seq.request.params,
+            num_prompt_tokens=seq.num_prompt_tokens,
             sample_index=seq.sample_index,
             num_samples=seq.pending_samples if start + count == seq.num_tokens else 0,
             is_prefill=seq.is_prefilling,
@@ -372,6 +373,7 @@ class Scheduler(Duties):
             token_ids=seq.tokens(last, last + 1),
             block_table=lease.block_ids,
             params=seq.request.params,
+            num_prompt_tokens=seq.num_prompt_tokens,
             num_samples=0,
             is_padding=True,
         )

@@ -1,0 +1,54 @@
+"""Time as an argument: a real clock for measured runs, a virtual one for simulated runs. Seconds from its creation."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    kind: str  # "measured" or "simulated"
+
+    def now(self) -> float: ...
+
+    def advance(self, duration_s: float) -> None:
+        """A step of `duration_s` was computed."""
+
+    def wait_until(self, time_s: float) -> None:
+        """Nothing to do before `time_s`."""
+
+
+class RealClock:
+    """`time.perf_counter`, from 0. A step has taken its time already, so `advance` does nothing."""
+
+    kind = "measured"
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def advance(self, duration_s: float) -> None:
+        pass
+
+    def wait_until(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - self.now()))
+
+
+class VirtualClock:
+    """Moves only when told: the same inputs give the same trace."""
+
+    kind = "simulated"
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, duration_s: float) -> None:
+        self._now += duration_s
+
+    def wait_until(self, time_s: float) -> None:
+        self._now = max(self._now, time_s)

@@ -1,0 +1,296 @@
+"""The loop: requests in, iterations, outputs out. It knows no torch and keeps no statistics; it writes the trace."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from cbserve.clock import Clock, RealClock
+from cbserve.core.errors import InvalidRequestError, SchedulerError
+from cbserve.core.plan import Reason, StepPlan, StepResult
+from cbserve.core.request import Request
+from cbserve.core.scheduler import Scheduler, StepUpdate
+from cbserve.core.stopping import visible_text
+from cbserve.core.trace import (
+    Admitted, Arrived, BlockedEvent, Finished, Forked, Left, Preempted, Refused, StepEvent, StepRow, Trace,
+)  # fmt: skip
+from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
+
+logger = logging.getLogger("cbserve")
+
+
+class Executor(Protocol):
+    """Carries out a `StepPlan`; sees nothing else."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class Engine:
+    """Serves requests iteration by iteration.
+
+    Args:
+        scheduler: decides who runs.
+        executor: computes a step.
+        clock: real or virtual; real by default.
+        meta: what the trace should know of model and device.
+        debug: check conservation of blocks, slots and sequences after every step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock | None = None,
+        meta: dict[str, Any] | None = None,
+        debug: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock: Clock = clock or RealClock()
+        self.debug = debug
+        self._meta = meta or {}
+        self._builders: dict[str, OutputBuilder] = {}
+        self._future: list[tuple[float, int, Request]] = []  # a heap: requests that have not arrived yet
+        self._num_added = 0
+        self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
+        self.trace = self.new_trace()
+
+    def new_trace(self) -> Trace:
+        """Begin a new trace and return it; the old one stays as it is."""
+        scheduler, pool = self.scheduler, self.scheduler.kv.pool
+        meta = {
+            "batching": repr(scheduler.batching),
+            "policy": type(scheduler.policy).__name__,
+            "num_slots": scheduler.batching.max_num_seqs,
+            "max_num_batched_tokens": scheduler.batching.max_num_batched_tokens,
+            "num_blocks": pool.num_blocks,
+            "block_size": pool.block_size,
+            "clock": self.clock.kind,
+        }
+        self.trace = Trace(meta | self._meta)
+        self._last_blocked: tuple[int, str] | None = None
+        self._warned_of_preemption = False
+        self._step_offset: int | None = None
+        return self.trace
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request for its `arrival_s`. One that can never be served ends at once with finish_reason "error".
+
+        Raises:
+            InvalidRequestError: its id is in use.
+        """
+        known = request.request_id in self._builders or any(r.request_id == request.request_id for _, _, r in self._future)
+        if known:
+            raise InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")
+        self._num_added += 1
+        if request.arrival_s > self.clock.now():
+            heapq.heappush(self._future, (request.arrival_s, self._num_added, request))
+        else:
+            self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        params, time_s = request.params, max(request.arrival_s, 0.0)
+        self.trace.emit(
+            Arrived(
+                time_s, request.request_id, len(request.prompt_token_ids), params.max_tokens, request.priority,
+                request.client_id, params.n,
+            )
+        )  # fmt: skip
+        added = self.scheduler.add(request)
+        if isinstance(added, Reason):
+            self.refuse(request, str(added))
+            return
+        builder = self._builders[request.request_id] = OutputBuilder(request, time_s)
+        builder.samples[0] = added
+
+    def refuse(self, request: Request, message: str) -> None:
+        """End a request at once with finish_reason "error"; the next step gives it out."""
+        now = self.clock.now()
+        self.trace.emit(Refused(now, request.request_id, message))
+        self._pending.append(refused_output(request, now, message))
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Take a request back, wherever it is. Returns what it got so far; None if the id is unknown or finished."""
+        for entry in self._future:
+            if entry[2].request_id == request_id:
+                self._future.remove(entry)
+                heapq.heapify(self._future)
+                return None
+        builder = self._builders.get(request_id)
+        if builder is None:
+            return None
+        changed = self.scheduler.abort(request_id)
+        for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
+            builder.samples.setdefault(index, builder.samples[0])
+        outputs = self._record(changed, self.trace.steps[-1].step if len(self.trace.steps) else 0)
+        return outputs[0] if outputs else None
+
+    def abort_all(self) -> list[RequestOutput]:
+        """Abort everything; afterwards the pool is free and the engine can be used again."""
+        self._future.clear()
+        outputs = [self.abort(request_id) for request_id in list(self._builders)]
+        return [output for output in outputs if output is not None]
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._builders or self._future or self._pending)
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration. Returns the requests that got tokens or ended in it.
+
+        Raises:
+            SchedulerError: requests wait, but nothing can ever run.
+        """
+        self._let_arrive()
+        if not self.scheduler.has_unfinished:
+            return self._take_pending()
+        start = self.clock.now()
+        plan = self.scheduler.schedule(start)
+        self._record_decisions(plan, start)
+        if not plan.rows:
+            return self._nothing_to_run(plan)
+        result = self.executor.execute(plan)
+        self.clock.advance(result.duration_s)
+        end = self.clock.now()
+        self._record_step(plan, start, end)
+        outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan))
+        if self.debug:
+            self.scheduler.check()
+        return self._take_pending() + outputs
+
+    def stream(self, requests: Iterable[Request] = ()) -> Iterator[RequestOutput]:
+        """Add requests and yield outputs as they grow, until all have ended.
+
+        Leaving early (break, an exception, Ctrl-C) aborts what still runs.
+        """
+        for request in requests:
+            self.add_request(request)
+        try:
+            while self.has_unfinished:
+                yield from self.step()
+        finally:
+            self.abort_all()
+
+    def run(self, requests: Iterable[Request] = ()) -> list[RequestOutput]:
+        """Serve requests to their end. Returns their outputs in the order of ending."""
+        return [output for output in self.stream(requests) if output.finished]
+
+    def _let_arrive(self) -> None:
+        if self._future and not self.scheduler.has_unfinished and not self._pending:
+            self.clock.wait_until(self._future[0][0])
+        now = self.clock.now()
+        while self._future and self._future[0][0] <= now:
+            self._arrive(heapq.heappop(self._future)[2])
+
+    def _nothing_to_run(self, plan: StepPlan) -> list[RequestOutput]:
+        """An empty plan: wait for the next arrival, or say that nothing will ever move."""
+        pending = self._take_pending()
+        if pending or plan.preemptions:
+            return pending
+        if self._future:
+            self.clock.wait_until(self._future[0][0])
+            return []
+        stuck = [seq for seq in self.scheduler.running if seq.is_finished]
+        if stuck:
+            raise SchedulerError(f"{stuck[0]!r} is finished but was never retired: it keeps its slot and blocks; retire it")
+        why = f"the first in the queue: {plan.blocked.reason}" if plan.blocked else "the admit duty names nobody"
+        raise SchedulerError(f"{plan.num_waiting} requests wait, {plan.num_running} run, and nothing can be scheduled; {why}")
+
+    # ---- the trace and the outputs ------------------------------------------------------------------------------
+
+    def _number(self, plan: StepPlan) -> int:
+        """Steps count from 0 in each trace."""
+        if self._step_offset is None:
+            self._step_offset = plan.step
+        return plan.step - self._step_offset
+
+    def _record_decisions(self, plan: StepPlan, now: float) -> None:
+        step = self._number(plan)
+        for p in plan.preemptions:
+            reason = str(p.reason)
+            self.trace.emit(
+                Preempted(now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.num_computed_tokens, p.num_blocks)
+            )
+            if not self._warned_of_preemption:
+                self._warned_of_preemption = True
+                logger.warning(
+                    "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are in the "
+                    "trace; a larger pool or fewer slots avoid them.",
+                    p.request_id, p.cause.replace("_", " "), reason, p.num_computed_tokens,
+                )  # fmt: skip
+        for a in plan.admissions:
+            self.trace.emit(Admitted(now, step, a.request_id, a.seq_id, a.slot, a.resumed))
+            builder = self._builders.get(a.request_id)
+            if builder is not None and builder.times.admitted_s is None:
+                builder.times.admitted_s = now
+        if plan.blocked is not None:
+            key = (plan.blocked.seq_id, plan.blocked.reason.code)
+            if key != self._last_blocked:
+                reason = plan.blocked.reason
+                self.trace.emit(BlockedEvent(now, step, plan.blocked.request_id, key[0], key[1], str(reason)))
+            self._last_blocked = key
+
+    def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
+        rows = tuple(
+            StepRow(
+                row.seq_id,
+                row.slot,
+                "padding" if row.is_padding else "prefill" if row.is_prefill else "decode",
+                len(row.token_ids),
+                row.num_samples,
+                row.end,
+            )
+            for row in plan.rows
+        )
+        self.trace.emit(
+            StepEvent(
+                self._number(plan), start, end, rows, plan.num_waiting, plan.num_running, plan.num_used_blocks,
+                len(plan.copies),
+            )
+        )  # fmt: skip
+
+    def _record(self, changed: StepUpdate, step: int) -> list[RequestOutput]:
+        now, touched = self.clock.now(), {}
+        for parent, child in changed.forked:
+            builder = self._builders[child.request.request_id]
+            builder.samples[child.sample_index] = child
+            slot = child.slot if child.slot is not None else -1
+            self.trace.emit(
+                Forked(now, step, child.request.request_id, child.seq_id, parent.seq_id, child.sample_index, slot)
+            )
+        for seq, logprobs in changed.new_tokens:
+            builder = touched[seq.request.request_id] = self._builders[seq.request.request_id]
+            if builder.times.first_token_s is None:
+                builder.times.first_token_s = now
+            if logprobs is not None:
+                builder.logprobs.setdefault(seq.sample_index, []).append(logprobs)
+        for seq in changed.finished:
+            request_id = seq.request.request_id
+            touched[request_id] = self._builders[request_id]
+            self.trace.emit(
+                Finished(
+                    now, step, request_id, seq.seq_id, str(seq.finish_reason), seq.stop_reason, seq.num_output_tokens
+                )
+            )
+        for seq, slot in changed.left:
+            self.trace.emit(Left(now, step, seq.request.request_id, seq.seq_id, slot))
+        outputs = []
+        for request_id, builder in touched.items():
+            for index, seq in builder.samples.items():
+                text, builder.text_sent[index] = visible_text(seq, builder.text_sent.get(index, 0))
+                builder.texts[index] = builder.texts.get(index, "") + text
+            if builder.finished:
+                builder.times.finished_s = now
+                del self._builders[request_id]
+            outputs.append(builder.build())
+        return outputs
+
+    def _take_pending(self) -> list[RequestOutput]:
+        pending, self._pending = self._pending, []
+        return pending
