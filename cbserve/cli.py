@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("name", nargs="?", default="smollm2-135m")
     export = actions.add_parser("export", help="write a folder that transformers and vLLM load")
     export.add_argument("folder")
-    export.add_argument("--model", default="smollm2-135m", dest="name")
+    export.add_argument("--model", default="smollm2-135m", dest="name", help="a name or a local folder")
     actions.add_parser("list", help="which models there are and where they lie")
 
     generate = command("generate", _generate, "continue a prompt with the engine")
@@ -139,15 +139,18 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _model(options: argparse.Namespace) -> int:
-    from cbserve.models import weights
+    from cbserve.models.fetch import SOURCES, fetch_model, model_path
 
     if options.action == "fetch":
-        print(weights.fetch_model(options.name))
+        print(fetch_model(options.name))
     elif options.action == "export":
-        print(weights.export_model(options.name, options.folder))
+        from cbserve.models.weights import export_model
+
+        print(export_model(options.name, options.folder))
     else:
-        for name in weights.MODELS:
-            print(name)
+        for name in SOURCES:
+            print(f"{name}  {model_path(name) or 'not fetched'}")
+        print("tiny  built in code, needs no file")
     return 0
 
 

@@ -53,11 +53,11 @@ def test_fast(arguments: Sequence[str]) -> int:
 
 def lint() -> int:
     """Run ruff and mypy, all of it even when the first finds something."""
-    failed = 0
+    failed = False
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy", "--strict", "cbserve/core"]):
         say(" ".join(command))
-        failed |= subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode
-    return failed
+        failed |= subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode != 0
+    return int(failed)
 
 
 def clean() -> int:
@@ -75,7 +75,7 @@ def clean() -> int:
 
 def fetch_or_warn() -> None:
     """Bring the model; without network the course still opens, and what needs the model says so."""
-    from cbserve.models.weights import fetch_model
+    from cbserve.models.fetch import fetch_model
 
     try:
         fetch_model()
@@ -120,9 +120,8 @@ def install_chromium() -> None:
     if apt and hasattr(os, "geteuid") and os.geteuid() == 0:
         say("installing Chromium for the browser tests")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        quiet = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        subprocess.run([apt, "update", "-qq"], check=False, **quiet)
-        subprocess.run([apt, "install", "-y", "-qq", "--no-install-recommends", "chromium"], check=False, **quiet)
+        for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+            subprocess.run([apt, *command], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         if shutil.which("chromium"):
             return
     say(f"no Chromium, so the browser tests will be skipped. To run them: {cure}")

@@ -176,7 +176,9 @@ def _no_gpu(seen: Probe, version: str) -> Finding:
         return Finding("GPU", "note", f"an NVIDIA driver is here, but torch {version} is a build without CUDA", cure)
     if seen.nvidia_driver:
         text = f"an NVIDIA driver is here, but torch {version}, built for CUDA {seen.torch_cuda}, sees no device"
-        return Finding("GPU", "note", text, "compare the CUDA version that nvidia-smi prints; update the driver if older")
+        return Finding(
+            "GPU", "note", text, "compare the CUDA version that nvidia-smi prints; update the driver if older"
+        )
     if seen.host == "colab":
         text = "none: the engine runs on the CPU"
         return Finding("GPU", "note", text, "for the GPU chapters: Runtime > Change runtime type > T4 GPU")

@@ -154,13 +154,11 @@ def _server_is_here() -> bool:
 
 
 def _model_cache() -> tuple[Path, bool | None]:
-    fallback = Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve")
     try:
-        from cbserve.models.weights import cache_folder, is_cached
-
-        return cache_folder(), is_cached("smollm2-135m")
-    except Exception:  # torch, gguf or another package is missing: reported on its own line
-        return fallback, None
+        from cbserve.models.fetch import model_path, models_folder
+    except ImportError:  # a package is missing, which has its own line in the report
+        return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve"), None
+    return models_folder(), model_path("smollm2-135m") is not None
 
 
 def _existing(folder: Path) -> Path:

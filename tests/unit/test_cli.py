@@ -1,0 +1,175 @@
+"""The command line: exit codes, the set-up of the environment, and what each target does before it hands over."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbserve import __version__, bootstrap, cli, targets
+from cbserve.errors import CBServeError
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone's files, and a `.venv` that is already there; pip is recorded and not run."""
+    for name in ("pyproject.toml", "constraints.txt", "requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(targets, "ROOT", tmp_path)
+    monkeypatch.delenv("CBSERVE_VENV", raising=False)
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    (tmp_path / ".venv").mkdir()
+    monkeypatch.setattr(bootstrap, "_works", lambda python: True)
+    return tmp_path
+
+
+@pytest.fixture
+def installs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    monkeypatch.setattr(bootstrap, "_install", lambda python, profile: done.append(profile))
+    return done
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["generate"], ["model"], ["generate", "Hi", "--nonsense"]])
+def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: cbserve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (CBServeError("disk is full: free 1 GB"), 2, "disk is full: free 1 GB"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_are_a_line_on_stderr_and_an_exit_code(raised, code, said, monkeypatch, capsys) -> None:
+    def fail(options: object) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "_setup", fail)
+    assert cli.main(["setup"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == f"cbserve: {said}\n" and captured.out == ""
+
+
+def test_it_runs_before_anything_is_installed() -> None:
+    # -I -S: no site-packages, so that only the standard library can be imported
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from cbserve.cli import main; sys.exit(main(['clean', '-h']))"
+    )
+    root = Path(cli.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script, str(root)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_setup_installs_once_and_again_when_a_pin_changes(checkout: Path, installs: list[str]) -> None:
+    assert cli.main(["setup"]) == cli.main(["setup"]) == 0
+    assert installs == ["learn"]
+    (checkout / "constraints.txt").write_text("numpy==9")
+    assert cli.main(["setup"]) == 0
+    assert installs == ["learn", "learn"]
+
+
+def test_the_test_profile_serves_learners_too_but_not_the_other_way_round(checkout: Path, installs: list[str]) -> None:
+    bootstrap.ensure("learn")
+    bootstrap.ensure("test")
+    bootstrap.ensure("learn")
+    assert installs == ["learn", "test"]
+
+
+def test_a_failed_install_leaves_no_stamp(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    for _ in range(2):
+        with pytest.raises(CBServeError, match="pip could not install requirements.txt"):
+            bootstrap.ensure("learn")
+    assert not list((checkout / ".venv").glob("*.stamp"))
+
+
+def test_torch_index_is_an_extra_index(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    bootstrap.ensure("learn")
+    monkeypatch.setenv("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+    bootstrap.ensure("learn")
+    plain, cpu = commands
+    assert "--extra-index-url" not in plain
+    assert cpu[cpu.index("--extra-index-url") + 1] == "https://download.pytorch.org/whl/cpu"
+
+
+def test_current_environment_is_used_as_it_is(checkout, installs, monkeypatch) -> None:
+    monkeypatch.setenv("CBSERVE_VENV", "current")
+    python = bootstrap.ensure("test")
+    assert installs == [] and bootstrap.is_running(python)
+
+
+def test_outside_a_clone_the_cure_is_named(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    assert cli.main(["lab"]) == 2
+    assert "needs a clone" in capsys.readouterr().err
+
+
+def test_a_target_goes_on_inside_the_environment(checkout, installs, monkeypatch) -> None:
+    handed: list[list[str]] = []
+
+    def hand_over(python: Path, arguments: list[str]) -> None:
+        handed.append([str(python), *arguments])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(bootstrap, "hand_over", hand_over)
+    with pytest.raises(SystemExit):
+        cli.main(["test-fast", "-k", "scheduler"])
+    python = str(bootstrap.venv_python(checkout / ".venv"))
+    assert handed == [[python, "-m", "cbserve", "test-fast", "-k", "scheduler"]]
+    assert installs == ["test"]
+
+
+def test_labs_are_copied_once_and_never_overwritten(tmp_path: Path) -> None:
+    labs, work = tmp_path / "labs", tmp_path / "work"
+    labs.mkdir()
+    (labs / "lab1.ipynb").write_text("official")
+    assert targets.copy_labs(labs, work) == ["lab1.ipynb"]
+    (work / "lab1.ipynb").write_text("mine")
+    (labs / "lab2.ipynb").write_text("official")
+    assert targets.copy_labs(labs, work) == ["lab2.ipynb"]
+    assert (work / "lab1.ipynb").read_text() == "mine"
+
+
+def test_clean_keeps_the_learners_work(checkout: Path) -> None:
+    for folder in ("work", ".mypy_cache", "cbserve/__pycache__"):
+        (checkout / folder).mkdir(parents=True)
+    assert cli.main(["clean"]) == 0
+    assert sorted(path.name for path in checkout.iterdir() if path.is_dir()) == ["cbserve", "work"]
+    assert not (checkout / "cbserve" / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(("root", "platform"), [(False, "linux"), (False, "darwin"), (True, "linux")])
+def test_a_missing_chromium_never_fails_the_tests(root, platform, monkeypatch, capsys) -> None:
+    tried: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        tried.append(command)
+        return subprocess.CompletedProcess(command, 100)  # no network, say
+
+    monkeypatch.setattr(targets.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(targets.os, "geteuid", lambda: 0 if root else 1000, raising=False)
+    monkeypatch.setattr(targets.sys, "platform", platform)
+    monkeypatch.setattr(targets.subprocess, "run", run)
+    targets.install_chromium()
+    assert bool(tried) == root
+    assert "browser tests will be skipped" in capsys.readouterr().out
