@@ -17,6 +17,9 @@ class Clock(Protocol):
     def wait_until(self, time_s: float) -> None:
         """Nothing to do before `time_s`."""
 
+    def restart(self) -> None:
+        """Back to 0: a new run begins."""
+
 
 class RealClock:
     """`time.perf_counter`, from 0. A step has taken its time already, so `advance` does nothing."""
@@ -24,6 +27,9 @@ class RealClock:
     kind = "measured"
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
         self._start = time.perf_counter()
 
     def now(self) -> float:
@@ -42,6 +48,9 @@ class VirtualClock:
     kind = "simulated"
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import heapq
 import logging
+import signal
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from cbserve.clock import Clock, RealClock
@@ -19,6 +23,22 @@ from cbserve.core.trace import (
 from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
 
 logger = logging.getLogger("cbserve")
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits until the books are in order: a KeyboardInterrupt within would leave a block or a slot with nobody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    caught: list[tuple[Any, ...]] = []
+    handler = signal.signal(signal.SIGINT, lambda *args: caught.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught and callable(handler):
+            handler(*caught[0])
 
 
 class Executor(Protocol):
@@ -54,11 +74,14 @@ class Engine:
         self._builders: dict[str, OutputBuilder] = {}
         self._future: list[tuple[float, int, Request]] = []  # a heap: requests that have not arrived yet
         self._num_added = 0
+        self._is_stalled = False
         self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
         self.trace = self.new_trace()
 
     def new_trace(self) -> Trace:
-        """Begin a new trace and return it; the old one stays as it is."""
+        """Begin a new trace and return it; the old one stays as it is. An idle engine's clock starts at 0 again."""
+        if not self.has_unfinished:
+            self.clock.restart()
         scheduler, pool = self.scheduler, self.scheduler.kv.pool
         meta = {
             "batching": repr(scheduler.batching),
@@ -86,14 +109,19 @@ class Engine:
         known = request.request_id in self._builders or any(r.request_id == request.request_id for _, _, r in self._future)
         if known:
             raise InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")
+        now = self.clock.now()
+        if request.arrival_s is None:
+            request = replace(request, arrival_s=now)
         self._num_added += 1
-        if request.arrival_s > self.clock.now():
-            heapq.heappush(self._future, (request.arrival_s, self._num_added, request))
+        arrival_s = request.arrival_s or 0.0
+        if arrival_s > now:
+            heapq.heappush(self._future, (arrival_s, self._num_added, request))
         else:
-            self._arrive(request)
+            with interrupts_held_back():
+                self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
-        params, time_s = request.params, max(request.arrival_s, 0.0)
+        params, time_s = request.params, request.arrival_s or 0.0
         self.trace.emit(
             Arrived(
                 time_s, request.request_id, len(request.prompt_token_ids), params.max_tokens, request.priority,
@@ -131,9 +159,11 @@ class Engine:
 
     def abort_all(self) -> list[RequestOutput]:
         """Abort everything; afterwards the pool is free and the engine can be used again."""
-        self._future.clear()
-        outputs = [self.abort(request_id) for request_id in list(self._builders)]
-        return [output for output in outputs if output is not None]
+        with interrupts_held_back():
+            self._future.clear()
+            outputs = [self.abort(request_id) for request_id in list(self._builders)]
+            self._pending.clear()
+            return [output for output in outputs if output is not None]
 
     @property
     def has_unfinished(self) -> bool:
@@ -147,22 +177,25 @@ class Engine:
         Raises:
             SchedulerError: requests wait, but nothing can ever run.
         """
-        self._let_arrive()
-        if not self.scheduler.has_unfinished:
-            return self._take_pending()
-        start = self.clock.now()
-        plan = self.scheduler.schedule(start)
-        self._record_decisions(plan, start)
-        if not plan.rows:
-            return self._nothing_to_run(plan)
+        self._wait_for_arrivals()
+        with interrupts_held_back():
+            self._let_arrive()
+            if not self.scheduler.has_unfinished:
+                return self._take_pending()
+            start = self.clock.now()
+            plan = self.scheduler.schedule(start)
+            self._record_decisions(plan, start)
+            if not plan.rows:
+                return self._nothing_to_run(plan)
         result = self.executor.execute(plan)
-        self.clock.advance(result.duration_s)
-        end = self.clock.now()
-        self._record_step(plan, start, end)
-        outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan))
-        if self.debug:
-            self.scheduler.check()
-        return self._take_pending() + outputs
+        with interrupts_held_back():
+            self.clock.advance(result.duration_s)
+            end = self.clock.now()
+            self._record_step(plan, start, end)
+            outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan))
+            if self.debug:
+                self.scheduler.check()
+            return self._take_pending() + outputs
 
     def stream(self, requests: Iterable[Request] = ()) -> Iterator[RequestOutput]:
         """Add requests and yield outputs as they grow, until all have ended.
@@ -181,9 +214,12 @@ class Engine:
         """Serve requests to their end. Returns their outputs in the order of ending."""
         return [output for output in self.stream(requests) if output.finished]
 
-    def _let_arrive(self) -> None:
-        if self._future and not self.scheduler.has_unfinished and not self._pending:
+    def _wait_for_arrivals(self) -> None:
+        if self._future and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
             self.clock.wait_until(self._future[0][0])
+        self._is_stalled = False
+
+    def _let_arrive(self) -> None:
         now = self.clock.now()
         while self._future and self._future[0][0] <= now:
             self._arrive(heapq.heappop(self._future)[2])
@@ -194,7 +230,7 @@ class Engine:
         if pending or plan.preemptions:
             return pending
         if self._future:
-            self.clock.wait_until(self._future[0][0])
+            self._is_stalled = True  # the next step waits for the next arrival
             return []
         stuck = [seq for seq in self.scheduler.running if seq.is_finished]
         if stuck:

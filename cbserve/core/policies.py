@@ -21,7 +21,7 @@ class Policy:
 
     def key(self, seq: Sequence) -> Any:
         """Smaller is served sooner. Ties go to the sequence that was added first."""
-        return seq.request.arrival_s
+        return seq.arrival_s
 
     def push(self, seq: Sequence) -> None:
         entry = (self.key(seq), seq.seq_id, seq)
@@ -94,7 +94,7 @@ class Priority(Policy):
         self.displace = displace
 
     def key(self, seq: Sequence) -> Any:
-        return seq.request.priority, seq.request.arrival_s
+        return seq.request.priority, seq.arrival_s
 
     def displaces(self, candidate: Sequence, running: list[Sequence], now_s: float) -> Sequence | None:
         if not self.displace or not running:

@@ -99,7 +99,7 @@ class Request:
         request_id: unique among unfinished requests.
         prompt_token_ids: any sequence of ints; it is read, never copied or changed.
         params: sampling parameters.
-        arrival_s: when it arrives, in seconds on the engine's clock.
+        arrival_s: when it arrives, in seconds on the engine's clock; None: when it is added.
         priority: lower is more urgent.
         client_id: who asks; policies that share fairly read it.
         cache_salt: requests with different salts never share cached blocks.
@@ -109,14 +109,15 @@ class Request:
     request_id: str
     prompt_token_ids: SequenceOf[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
     priority: int = 0
     client_id: str = ""
     cache_salt: str = ""
     expected_output_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        _require(_is_number(self.arrival_s) and self.arrival_s >= 0, "arrival_s", self.arrival_s, "a finite time >= 0")
+        if self.arrival_s is not None:
+            _require(_is_number(self.arrival_s) and self.arrival_s >= 0, "arrival_s", self.arrival_s, "a finite time >= 0")
         _require(_is_int(self.priority), "priority", self.priority, "an integer (lower is more urgent)")
 
 
@@ -135,13 +136,14 @@ class Sequence:
     """
 
     __slots__ = (
-        "admission_tokens", "finish_reason", "max_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens",
+        "admission_tokens", "arrival_s", "finish_reason", "max_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens",
         "num_scheduled_tokens", "output_bytes", "output_token_ids", "pending_samples", "request", "sample_index",
         "seq_id", "slot", "state", "stop_reason", "text_end", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, max_tokens: int, sample_index: int = 0) -> None:
         self.request = request
+        self.arrival_s = request.arrival_s or 0.0
         self.seq_id = seq_id
         self.sample_index = sample_index
         self.max_tokens = max_tokens  # resolved: params.max_tokens, capped by the model's length and the pool

@@ -1,0 +1,318 @@
+"""`LLM`: model, tokenizer and engine behind `generate`, `chat` and `stream`. Names follow vLLM's."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from cbserve.core.batching import Batching, ContinuousBatching
+from cbserve.core.blocks import BlockPool
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.policies import Policy
+from cbserve.core.request import Request, SamplingParams
+from cbserve.core.scheduler import Scheduler
+from cbserve.core.stopping import StopChecker
+from cbserve.core.trace import Trace
+from cbserve.engine import Engine
+from cbserve.errors import CBServeError
+from cbserve.executors.torch_executor import TorchExecutor
+from cbserve.models.weights import load_model
+from cbserve.outputs import RequestOutput
+
+CPU_KV_CACHE_BYTES = 512_000_000  # most that the default pool takes on a CPU
+CUDA_MEMORY_SHARE = 0.9  # of what is free when the weights are loaded
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+
+
+class LLM:
+    """A model that serves many requests at a time.
+
+    Args:
+        model: "smollm2-135m" (fetched when absent), "tiny" (random, instant), or a Hugging Face folder of a Llama model.
+        device: "cpu" or "cuda"; None takes CUDA where there is one.
+        dtype: a torch dtype or its name; None: float32 on CPU, by compute capability on CUDA.
+        batching: `ContinuousBatching(...)` or `StaticBatching(...)`; continuous by default.
+        policy: who goes first; FCFS by default.
+        scheduler: a subclass of `Scheduler` that overrides duties.
+        block_pool: a class or function (num_blocks, block_size) -> pool with the methods of `BlockPool`.
+        attention: a replacement for the paged attention of a step (see `cbserve.kernels.paged_attention`).
+        block_size: tokens in a block.
+        num_blocks, kv_cache_bytes: size of the KV pool, in one unit or the other. By default on a CPU
+            min(max_num_seqs x max_model_len tokens, 512 MB), on CUDA 90 % of the free memory.
+        max_num_seqs, max_num_batched_tokens: shorthand for the same arguments of `ContinuousBatching`.
+        max_model_len: most tokens of prompt and answer together; the model's own limit by default.
+        seed: of the random streams of requests without a seed, and of the weights of "tiny".
+        debug: check conservation of blocks and slots after every step.
+        verbose: say what size of KV pool was chosen.
+
+    Raises:
+        InvalidRequestError: an argument is out of range; the message names value and range.
+        ModelError: the model cannot be had or read.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "smollm2-135m",
+        *,
+        device: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        batching: Batching | None = None,
+        policy: Policy | None = None,
+        scheduler: type[Scheduler] = Scheduler,
+        block_pool: Callable[[int, int], BlockPool] = BlockPool,
+        attention: Callable[..., torch.Tensor] | None = None,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        seed: int = 0,
+        debug: bool = False,
+        verbose: bool = True,
+    ) -> None:
+        for name, value in (
+            ("block_size", block_size), ("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes),
+            ("max_model_len", max_model_len),
+        ):  # fmt: skip
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least 1")
+        if num_blocks is not None and kv_cache_bytes is not None:
+            raise InvalidRequestError(f"num_blocks={num_blocks} and kv_cache_bytes={kv_cache_bytes}: give one of them")
+        batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.device.type not in ("cpu", "cuda"):
+            raise InvalidRequestError(f"device={device!r}: must be 'cpu' or 'cuda'")
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidRequestError(f"device={device!r}: torch sees no CUDA device here; use device='cpu'")
+        self.config, self.model, self.tokenizer = load_model(model, self.device, _dtype(dtype), seed)
+        limit = self.config.max_position
+        if max_model_len is not None and max_model_len > limit:
+            raise InvalidRequestError(f"max_model_len={max_model_len}: {self.config.name} was made for at most {limit}")
+        self.max_model_len = max_model_len or limit
+        self.seed = seed
+        num_blocks = self._num_blocks(num_blocks, kv_cache_bytes, block_size, batching.max_num_seqs, verbose)
+        pool = block_pool(num_blocks, block_size)
+        checker = StopChecker(self.config.eos_token_ids, self.max_model_len, self.tokenizer.token_bytes)
+        self.scheduler = scheduler(KVCacheManager(pool), batching, policy, checker, self.max_model_len)
+        self.executor = TorchExecutor(self.model, num_blocks, block_size, attention=attention, default_seed=seed)
+        meta = {"model": self.config.name, "device": str(self.device), "dtype": str(self.model.dtype).removeprefix("torch.")}
+        self.engine = Engine(self.scheduler, self.executor, meta=meta, debug=debug)
+        self._ids = count()
+
+    @property
+    def trace(self) -> Trace:
+        """What happened in the latest `generate`, `chat`, `stream` or `serve`."""
+        return self.engine.trace
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.config.kv_bytes_per_token(self.model.dtype.itemsize)
+
+    def __repr__(self) -> str:
+        pool = self.scheduler.kv.pool
+        return (
+            f"LLM({self.config.name!r} on {self.device}, {self.scheduler.batching}, KV pool of {pool.num_blocks} blocks of "
+            f"{pool.block_size} tokens)"
+        )
+
+    # ---- what a client calls ------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts, many at a time.
+
+        Args:
+            prompts: a string, token ids, chat messages, or a list of such.
+            params: for all prompts, or one for each.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output for each prompt, in their order. A prompt that can never be served has finish_reason "error"
+            and says why in `error`; the others are served.
+
+        Raises:
+            InvalidRequestError: `params` do not fit; nothing was started.
+
+        Ctrl-C aborts what runs and leaves the engine ready for the next call.
+        """
+        batch = _as_batch(prompts)
+        by_id: dict[str, RequestOutput] = {}
+        requests, texts = self._requests(batch, _params_list(params, len(batch)))
+        bar = tqdm(total=len(batch), unit="request", disable=not use_tqdm, file=_bar_file(), leave=False, dynamic_ncols=True)
+        with bar:
+            for output in self._stream(requests):
+                if output.finished:
+                    by_id[output.request_id] = output
+                    bar.update()
+                    bar.set_postfix_str(f"{len(self.trace.events)} events", refresh=False)
+        outputs = [by_id[request_id] for request_id in texts]
+        for output, text in zip(outputs, texts.values(), strict=True):
+            output.prompt = text
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them. A message is {"role": "user", "content": "..."}."""
+        if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+            raise InvalidRequestError(f"messages={messages!r}: must be a list of {{'role': ..., 'content': ...}}; use generate for text")
+        return self.generate(messages, params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt and yield its output as it grows; text never ends within a character or a stop string."""
+        requests, texts = self._requests([prompt], _params_list(params, 1))
+        for output in self._stream(requests):
+            output.prompt = texts[output.request_id]
+            yield output
+
+    def serve(
+        self,
+        names: Sequence[str],
+        lengths: Sequence[int],
+        prompt_tokens: Sequence[int],
+        arrivals_s: Sequence[float],
+        priorities: Sequence[int],
+    ) -> Trace:
+        """Serve answers of given lengths (EOS ignored) to random prompts; see `cbserve.serving.serve`."""
+        rng = random.Random(self.seed)
+        low, high = (5, 256) if self.config.vocab_size <= 512 else (100, self.config.vocab_size - 1)
+        prompts = [[rng.randrange(low, high) for _ in range(n)] for n in prompt_tokens]
+        params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in lengths]
+        self.engine.new_trace()
+        for output in self.engine.run(
+            Request(name, prompt, param, arrival, priority)
+            for name, prompt, param, arrival, priority in zip(names, prompts, params, arrivals_s, priorities, strict=True)
+        ):
+            if output.error:
+                raise InvalidRequestError(f"request {output.request_id!r}: {output.error}")
+        return self.trace
+
+    # ---- beneath ------------------------------------------------------------------------------------------------
+
+    def _stream(self, requests: list[Request | tuple[Request, str]]) -> Iterator[RequestOutput]:
+        if self.engine.has_unfinished:
+            raise CBServeError("this LLM is serving another call; finish or close that stream first, or use its engine directly")
+        self.engine.new_trace()
+        for entry in requests:
+            if isinstance(entry, Request):
+                self.engine.add_request(entry)
+            else:
+                self.engine.refuse(*entry)
+        yield from self.engine.stream()
+
+    def _requests(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> tuple[list[Request | tuple[Request, str]], dict[str, str | None]]:
+        """Requests, or (request, why it is refused), and the text of each prompt by request id."""
+        requests: list[Request | tuple[Request, str]] = []
+        texts: dict[str, str | None] = {}
+        for prompt, param in zip(prompts, params, strict=True):
+            request_id = str(next(self._ids))
+            texts[request_id] = prompt if isinstance(prompt, str) else None
+            try:
+                requests.append(Request(request_id, self._encode(prompt), param, arrival_s=0.0))
+            except (CBServeError, TypeError, ValueError) as error:
+                requests.append((Request(request_id, (), param, arrival_s=0.0), str(error)))
+        return requests, texts
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence | torch.Tensor) or isinstance(prompt, bytes):
+            raise InvalidRequestError(f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages")
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self.tokenizer.apply_chat_template(prompt)
+        vocab_size = self.config.vocab_size
+        ids = []
+        for token in prompt:
+            if not hasattr(token, "__index__") or isinstance(token, bool) or not 0 <= int(token) < vocab_size:
+                raise InvalidRequestError(f"token id {token!r}: must be an integer in 0..{vocab_size - 1}")
+            ids.append(int(token))
+        return ids
+
+    def _num_blocks(
+        self, num_blocks: int | None, kv_cache_bytes: int | None, block_size: int, max_num_seqs: int, verbose: bool
+    ) -> int:
+        block_bytes = self.kv_bytes_per_token * block_size
+        if num_blocks is not None:
+            return num_blocks
+        if kv_cache_bytes is not None:
+            if kv_cache_bytes < block_bytes:
+                raise InvalidRequestError(f"kv_cache_bytes={kv_cache_bytes}: one block takes {block_bytes}; give at least that")
+            return kv_cache_bytes // block_bytes
+        wanted = max_num_seqs * -(-self.max_model_len // block_size)
+        room = CPU_KV_CACHE_BYTES
+        if self.device.type == "cuda":
+            room = int(torch.cuda.mem_get_info(self.device)[0] * CUDA_MEMORY_SHARE)
+        chosen = max(1, min(wanted, room // block_bytes))
+        if verbose:
+            print(
+                f"KV pool: {chosen} blocks of {block_size} tokens, {chosen * block_bytes / 1e6:.0f} MB "
+                f"(the default on {self.device.type}; num_blocks= or kv_cache_bytes= sets another size)"
+            )
+        return chosen
+
+
+def _batching(batching: Batching | None, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> Batching:
+    limits: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if batching is not None and limits:
+        raise InvalidRequestError(f"{', '.join(limits)} beside batching={batching}: give them to the batching instead")
+    return batching or ContinuousBatching(**limits)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    names = ("float32", "float16", "bfloat16")
+    value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if value is not None and value not in [getattr(torch, name) for name in names] or (dtype is not None and value is None):
+        raise InvalidRequestError(f"dtype={dtype!r}: must be one of {', '.join(names)}, or None")
+    return value
+
+
+def _as_batch(prompts: Any) -> list[Prompt]:
+    """One prompt or a list of them -> a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence | torch.Tensor) or isinstance(prompts, bytes):
+        raise InvalidRequestError(f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them")
+    first = prompts[0] if len(prompts) else None
+    is_one = isinstance(first, Mapping) or (hasattr(first, "__index__") and not isinstance(first, bool))
+    if isinstance(prompts, torch.Tensor) and prompts.dim() > 1:
+        return [list(map(int, row)) for row in prompts]
+    return [prompts] if is_one else list(prompts)
+
+
+def _params_list(params: Any, num_prompts: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    params = list(params)
+    wrong = next((p for p in params if not isinstance(p, SamplingParams)), None)
+    if wrong is not None:
+        raise InvalidRequestError(f"params: {wrong!r} is no SamplingParams")
+    if len(params) != num_prompts:
+        raise InvalidRequestError(f"{len(params)} params for {num_prompts} prompts; give one for all, or one each")
+    return params
+
+
+def _bar_file() -> Any:
+    """In a notebook stderr is shown as a fault: the bar goes to stdout there."""
+    return sys.stdout if "ipykernel" in sys.modules else sys.stderr
