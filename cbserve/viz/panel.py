@@ -1,0 +1,289 @@
+"""One panel of a timeline: the slots of one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from cbserve.core.trace import Admitted, Preempted, Trace
+from cbserve.viz import style
+from cbserve.viz.figure import ID, Canvas
+from cbserve.viz.findings import end_step, num_slots, plural
+from cbserve.viz.spans import Span, spans
+
+MAX_SLOTS = 64
+RIGHT = 150  # pixels for the large number
+TINY = 1.5  # pixels: narrower bars of different requests that touch are drawn as one
+KEY = {
+    "prefill": "prefill: computes the prompt",
+    "recompute": "computes again what the preemption lost",
+    "decode": "decode: one token a step",
+    "padding": "padding: computed and thrown away",
+    "held": "holds its slot, computes nothing",
+    "crowd": "many short requests",
+    "out_of_blocks": "preempted: out of blocks",
+    "displaced": "displaced by a more urgent request",
+    "resumed": "resumed",
+}
+
+
+class Panel:
+    """Draws the slots of one trace.
+
+    Args:
+        canvas: where to.
+        trace: the whole run; `part`: what has happened of it so far.
+        names, order: by request_id, what stands on a bar and the index of its look.
+        axis: "step" or "time".
+        scale: (x of the low end, low end, pixels per step or second).
+        window: first and last step drawn.
+    """
+
+    def __init__(
+        self, canvas: Canvas, trace: Trace, part: Trace, names: Mapping[str, str], order: Mapping[str, int], axis: str,
+        scale: tuple[float, float, float], window: tuple[int, int],
+    ) -> None:  # fmt: skip
+        self.canvas, self.trace, self.part, self.names, self.order = canvas, trace, part, names, order
+        self.axis, self.window = axis, window
+        self.x0, self.low, self.per_unit = scale
+        self.times = {step.step: (step.start_s, step.end_s) for step in trace.steps} if axis == "time" else {}
+        slots = num_slots(trace)
+        self.num_rows = min(slots, MAX_SLOTS)
+        self.hidden = slots - self.num_rows
+        self.pitch = 38 if slots <= 4 else 30 if slots <= 8 else 22 if slots <= 16 else 17
+        self.height = self.pitch - (8 if slots <= 4 else 6 if slots <= 8 else 4 if slots <= 16 else 2)
+        self.seen: set[str] = set()  # kinds of marks drawn, for the key
+        self.top = self.bottom = 0.0
+
+    # ---- places -------------------------------------------------------------------------------------------------
+
+    def left(self, step: int) -> float:
+        """x where `step` begins."""
+        at = self.times[step][0] if step in self.times else float(step)
+        return self.x0 + (at - self.low) * self.per_unit
+
+    def right(self, step: int) -> float:
+        """x where `step` ends."""
+        at = self.times[step][1] if step in self.times else step + 1.0
+        return self.x0 + (at - self.low) * self.per_unit
+
+    def y(self, slot: int) -> float:
+        return self.top + slot * self.pitch
+
+    # ---- drawing ------------------------------------------------------------------------------------------------
+
+    def draw(self, y: float, heading: str, queue: bool) -> float:
+        """Draw from the heading's baseline `y` downwards. Returns the bottom."""
+        self.canvas.text(self.x0, y, heading, "h halo")
+        if queue:
+            y = self._queue(y + 8)
+        self.top = y + 12
+        self.bottom = self.top + self.num_rows * self.pitch - (self.pitch - self.height)
+        end = end_step(self.trace) - 1
+        found = [s for s in spans(self.part) if s.slot < self.num_rows]
+        for slot in range(self.num_rows):
+            middle = self.y(slot) + self.height / 2 + 4.3
+            self.canvas.text(self.x0 - 10, middle, f"slot {slot}", "a", "end")
+            if self.trace.steps:
+                x = max(self.x0, self.left(max(self.window[0], self.trace.steps[0].step)))
+                edge = self.right(max(min(end, self.window[1]), self.window[0]))
+                self.canvas.rect(x, self.y(slot), edge - x, self.height, "track", f"slot {slot}: empty", rx=3)
+        for _, group in groupby(sorted(found, key=lambda s: (s.slot, s.first)), key=lambda s: s.slot):
+            self._slot(list(group))
+        self._largest_waste(found)
+        self._marks()
+        if self.hidden:
+            self.bottom += 18
+            note = f"{plural(self.hidden, 'more slot')} not drawn; the numbers count all"
+            self.canvas.text(self.x0, self.bottom, note, "a")
+        return self.bottom
+
+    def numbers(self, x: float, large: str, lines: Sequence[str]) -> None:
+        y = self.top + 24
+        self.canvas.text(x, y, large, "n")
+        for line in lines:
+            y += 17
+            self.canvas.text(x, y, line, "b" if line == lines[0] else "a")
+        self.bottom = max(self.bottom, y)
+
+    def saved_against(self, other: Panel, axis: str) -> None:
+        """Point at the steps (or seconds) between this panel's end and that of `other`, where there is room."""
+        mine, theirs = end_step(self.part) - 1, end_step(other.part) - 1
+        if min(mine, theirs) < 0:
+            return
+        a, b = self.right(mine), other.right(theirs)
+        units = theirs - mine if axis == "step" else (b - a) / self.per_unit
+        text = f"{plural(int(units), 'step')} sooner" if axis == "step" else f"{units:.3g} s sooner"
+        if b - a < style.text_width(text, 14, bold=True) + 36:
+            return
+        y = (self.top + self.bottom) / 2
+        self.canvas.add("path", "e", d=f"M{b:.1f} {y:.1f}H{a + 6:.1f}m6 -5l-6 5l6 5M{b:.1f} {y - 7:.1f}v14")
+        self.canvas.text((a + b) / 2, y - 8, text, "h halo", "middle")
+
+    def _queue(self, y: float) -> float:
+        """How many wait, as steps of a small curve. Returns its base line."""
+        steps = self.part.steps
+        most, height, base = max((s.num_waiting for s in self.trace.steps), default=0), 26.0, y + 28
+        self.canvas.text(self.x0 - 10, base - 2, "waiting", "a", "end")
+        for count, group in groupby(steps, key=lambda s: s.num_waiting):
+            run = list(group)
+            x, edge = self.left(run[0].step), self.right(run[-1].step)
+            tall = height * count / most if most else 0.0
+            where = f"step {run[0].step}" if len(run) == 1 else f"steps {run[0].step} to {run[-1].step}"
+            self.canvas.rect(x, base - max(tall, 1), edge - x, max(tall, 1), "m", f"{where}: {plural(count, 'request')} waiting")
+        self.canvas.text(self.canvas.width - RIGHT + 14, base - 2, f"at most {most:,} at a time", "a")
+        return base
+
+    def _slot(self, row: list[Span]) -> None:
+        for stay in self._stays(row):
+            first, last = stay[0], stay[-1]
+            x, edge = self.left(first.first), self.right(last.last)
+            if len({s.request_id for s in stay}) > 1:
+                self.seen.add("crowd")
+                ids = list(dict.fromkeys(self.names[s.request_id] for s in stay))
+                hover = f"{len(ids)} requests, {ids[0]} to {ids[-1]}, steps {first.first} to {last.last}"
+                self.canvas.rect(x, self.y(first.slot), edge - x, self.height, "m", hover)
+            elif first.kind == "padding":
+                self.seen.add("padding")
+                hover = f"{self.names[first.request_id]} is done: {plural(first.num_steps, 'step')} computed, thrown away"
+                self._bar(first.slot, x, edge, "w", f"{hover} ({_steps(first, last)})")
+            elif first.kind == "held":
+                self.seen.add("held")
+                hover = f"{self.names[first.request_id]} holds the slot and computes nothing, {_steps(first, last)}"
+                middle = self.y(first.slot) + self.height / 2
+                self.canvas.rect(x, middle - 2, edge - x, 4, "", hover, fill=style.colour(self.order[first.request_id]))
+            else:
+                self._request(stay, x, edge)
+
+    def _stays(self, row: list[Span]) -> Iterator[list[Span]]:
+        """Group spans into what is drawn as one bar: prefill and decode of one request, or a crowd of tiny bars."""
+        stay: list[Span] = []
+        for span in row:
+            if stay:
+                last, touches = stay[-1], span.first == stay[-1].last + 1
+                same = last.seq_id == span.seq_id and {last.kind, span.kind} <= {"prefill", "decode"}
+                tiny = self.right(span.last) - self.left(span.first) < TINY
+                tiny = tiny and self.right(last.last) - self.left(stay[0].first if same else last.first) < TINY
+                if not (touches and (same or tiny)):
+                    yield stay
+                    stay = []
+            stay.append(span)
+        if stay:
+            yield stay
+
+    def _request(self, stay: list[Span], x: float, edge: float) -> None:
+        first, last, slot = stay[0], stay[-1], stay[0].slot
+        index, name = self.order[first.request_id], self.names[first.request_id]
+        look = f"r{index % style.NUM_LOOKS}"
+        self.canvas.defs.setdefault(look, style.pattern(ID + look, index))
+        request = name if name == first.request_id else f"{name} ({first.request_id})"
+        tokens = sum(s.num_sampled for s in stay)
+        self._bar(slot, x, edge, "", f"{request}: {plural(tokens, 'token')}, {_steps(first, last)}", fill=f"url(#{ID}{look})")
+        self.seen.add("decode")
+        size = min(13, self.height - 1)
+        needed = style.text_width(name, size, bold=True) + 3
+        start = self.right(first.last) if first.kind == "prefill" else x
+        on_prefill = edge - start < needed <= edge - x  # all prefill, or nearly: the letter stands on it
+        start = x if on_prefill else start
+        for span in stay:
+            if span.kind == "prefill":
+                a, b = self.left(span.first), self.right(span.last)
+                self._prefill(span, a, min(max(b, a + 3), max(edge, a + 3)), request, has_mark=not on_prefill)
+        if edge - start >= needed and size >= 12:
+            ink = "#fff" if on_prefill else style.ink(index)
+            edge_of_text = "stroke:#222" if on_prefill else f"stroke:{style.colour(index)}"
+            self.canvas.text(
+                (start + edge) / 2, self.y(slot) + self.height / 2 + size * 0.36, name, "l",
+                style=f"fill:{ink};{edge_of_text}" + (f";font-size:{size}px" if size != 13 else ""),
+            )  # fmt: skip
+
+    def _prefill(self, span: Span, a: float, b: float, request: str, has_mark: bool) -> None:
+        self.seen.add("recompute" if span.recomputes else "prefill")
+        what = "computes again" if span.recomputes else "prefill of"
+        self._bar(span.slot, a, b, "pre", f"{request}: {what} {plural(span.num_tokens, 'token')}, {_steps(span, span)}")
+        tall = min(4.0, self.height / 2 - 4)
+        if has_mark and b - a >= 8:
+            Panel.chevrons(self.canvas, (a + b) / 2, self.y(span.slot) + self.height / 2, tall, span.recomputes and b - a >= 16)
+
+    def _bar(self, slot: int, x: float, edge: float, cls: str, hover: str, **more: str) -> None:
+        wide = edge - x
+        gap = 1.5 if wide > 6 else 0.3 if wide > 1 else 0.0
+        self.canvas.rect(x, self.y(slot), wide - gap, self.height, cls, hover, rx=3 if wide > 8 else 1, **more)
+
+    def _largest_waste(self, found: Iterable[Span]) -> None:
+        """Say on the widest hatched bar what the hatch means."""
+        padding = [s for s in found if s.kind == "padding"]
+        text = "computed, thrown away"
+        if padding:
+            span = max(padding, key=lambda s: self.right(s.last) - self.left(s.first))
+            x, edge = self.left(span.first), self.right(span.last)
+            if edge - x > style.text_width(text, 12) + 16 and self.height >= 14:
+                self.canvas.text((x + edge) / 2, self.y(span.slot) + self.height / 2 + 4.3, text, "b halo", "middle")
+
+    def _marks(self) -> None:
+        """Preemptions and resumptions, as badges on the edge of a bar; where they would touch, as a cut alone."""
+        last_badge: dict[int, float] = {}
+        first, now = self.window
+        for event in self.part.of(Preempted, Admitted):
+            is_cut = isinstance(event, Preempted)
+            if not (first <= event.step <= now) or event.slot >= self.num_rows or not (is_cut or event.resumed):
+                continue
+            x, y, name = self.left(event.step), self.y(event.slot), self.names[event.request_id]
+            kind = event.cause if is_cut else "resumed"
+            if is_cut:
+                what = "displaced" if kind == "displaced" else "preempted"
+                hover = (
+                    f"step {event.step}: {name} is {what}: {event.reason}. It gives back {plural(event.num_blocks, 'block')}; "
+                    f"{plural(event.num_computed_tokens, 'token')} will be computed again"
+                )
+                zigzag = "".join(f"l{2.5 if i % 2 else -2.5} {self.height / 4:.2f}" for i in range(4))
+                self.canvas.add("path", "e halo", hover, d=f"M{x:.1f} {y:.1f}{zigzag}")
+            else:
+                hover = f"step {event.step}: {name} resumes in slot {event.slot}"
+            if x - last_badge.get(event.slot, -99.0) >= 15:
+                last_badge[event.slot] = x
+                self.seen.add(kind)
+                Panel.badge(self.canvas, kind, x, y + 1, hover)
+
+    # ---- the key ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def badge(canvas: Canvas, kind: str, x: float, y: float, hover: str = "") -> None:
+        """A small round sign: a cross for preempted, an arrow up for displaced, a turning arrow for resumed."""
+        sign = {
+            "displaced": f"M{x:.1f} {y + 3.5:.1f}v-7m-3 3l3 -3l3 3",
+            "resumed": f"M{x + 3:.1f} {y - 1.5:.1f}a3.4 3.4 0 1 0 .3 2.8m.2 -5.3v2.6h-2.6",
+        }.get(kind, f"M{x - 2.6:.1f} {y - 2.6:.1f}l5.2 5.2m0 -5.2l-5.2 5.2")
+        canvas.add("circle", "badge", hover, cx=x, cy=y, r=7)
+        canvas.add("path", "sign", d=sign, style="pointer-events:none")
+
+    @staticmethod
+    def chevrons(canvas: Canvas, x: float, y: float, tall: float, twice: bool) -> None:
+        """The sign of a prefill, centred: one chevron; two for one that computes again what was lost."""
+        starts = (x - tall - 0.5, x + 0.5) if twice else (x - tall / 2,)
+        d = "".join(f"M{start:.1f} {y - tall:.1f}l{tall:.1f} {tall:.1f}l-{tall:.1f} {tall:.1f}" for start in starts)
+        canvas.add("path", "v", d=d, style="pointer-events:none")
+
+    @staticmethod
+    def sample(canvas: Canvas, kind: str, x: float, y: float) -> None:
+        """The mark of `kind` beside its name in the key, at the text's baseline `y`."""
+        if kind in ("out_of_blocks", "displaced", "resumed"):
+            Panel.badge(canvas, kind, x + 9, y - 4)
+            return
+        tall = 4 if kind == "held" else 12
+        fill = "url(#@id@w)" if kind == "padding" else style.COLOURS[4]
+        cls = {"padding": "w", "crowd": "m"}.get(kind, "")
+        canvas.rect(x, y - 4 - tall / 2, 18, tall, cls, rx=2, **({} if cls else {"fill": fill}))
+        if kind in ("prefill", "recompute"):
+            canvas.rect(x, y - 10, 18, 12, "pre", rx=2)
+            Panel.chevrons(canvas, x + 9, y - 4, 3.5, kind == "recompute")
+
+
+def key_entries(panels: Sequence[Panel]) -> list[tuple[str, str]]:
+    """(kind, text) of the marks that occur."""
+    seen = set().union(*(panel.seen for panel in panels))
+    return [(kind, text) for kind, text in KEY.items() if kind in seen]
+
+
+def _steps(first: Span, last: Span) -> str:
+    return f"step {first.first}" if first.first == last.last else f"steps {first.first} to {last.last}"

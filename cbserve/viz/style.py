@@ -1,0 +1,93 @@
+"""How a figure looks: palette, letters, patterns, glyph widths, round ticks.
+
+Colours are those of Okabe and Ito (2008, "Color Universal Design"), which stay apart for colour-blind eyes. A request's
+letter, colour and pattern depend only on its place in the order of arrival, so that it looks the same in every figure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+INKS = ("#ffffff", "#111111", "#111111", "#111111", "#111111", "#111111", "#111111")  # letters on them: 4.5:1 and more
+NUM_PATTERNS = 4  # plain, diagonals, dots, bars; 7 and 4 share no factor: 28 looks before one comes again
+NUM_LOOKS = len(COLOURS) * NUM_PATTERNS
+
+
+def letter(index: int) -> str:
+    """A..Z, then A1..Z1, A2.. for the request that arrived as number `index`."""
+    return chr(65 + index % 26) + (str(index // 26) if index >= 26 else "")
+
+
+def index_of_letter(name: str) -> int | None:
+    """The inverse of `letter`; None if `name` is not one of its values."""
+    found = re.fullmatch(r"([A-Z])([1-9]\d{0,5})?", name)
+    return ord(found[1]) - 65 + 26 * int(found[2] or 0) if found else None
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def ink(index: int) -> str:
+    return INKS[index % len(COLOURS)]
+
+
+def pattern(name: str, index: int) -> str:
+    """An SVG `<pattern>` with id `name`: the look of request `index`."""
+    mark = "#fff" if ink(index) == "#ffffff" else "#000"
+    size, shape = [
+        (8, ""),
+        (7, f'<path d="M-1 8L8-1M-1 1L1-1M6 8L8 6" stroke="{mark}" stroke-opacity=".3" stroke-width="1.5"/>'),
+        (6, f'<circle cx="3" cy="3" r="1.2" fill="{mark}" fill-opacity=".38"/>'),
+        (5, f'<path d="M0 2.5H5" stroke="{mark}" stroke-opacity=".25" stroke-width="1.4"/>'),
+    ][index % NUM_PATTERNS]
+    tile = f'<rect width="{size}" height="{size}" fill="{colour(index)}"/>{shape}'
+    return f'<pattern id="{name}" width="{size}" height="{size}" patternUnits="userSpaceOnUse">{tile}</pattern>'
+
+
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """Pixels that `text` takes at most in the usual sans-serif fonts (DejaVu Sans, the widest, sets the numbers)."""
+    return sum(_EM.get(char, 0.7 if char.isupper() else 0.61) for char in text) * size * (1.1 if bold else 1.0)
+
+
+_EM = {
+    **dict.fromkeys("iljI.,:;'|!· ", 0.34), **dict.fromkeys("tfr()[]/-", 0.41), **dict.fromkeys("mwMW%@→", 0.95),
+    **dict.fromkeys("0123456789", 0.64),
+}  # fmt: skip
+
+
+def wrap(text: str, width: float, size: float, bold: bool = False) -> list[str]:
+    """Break `text` at spaces into lines of at most `width` pixels; a longer word keeps a line of its own."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, size, bold) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round values (1, 2 or 5 times a power of ten) from `low` to `high`."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def percent(share: float) -> str:
+    """0.40667 -> "40.7 %"; a share that is not a number -> "no value"."""
+    return "no value" if math.isnan(share) else f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def number(value: float) -> str:
+    """At most four significant digits, thousands with commas: 1234.5 -> "1,234", 0.01234 -> "0.01234"."""
+    if isinstance(value, int) or (math.isfinite(value) and (value == int(value) or abs(value) >= 1000)):
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if math.isfinite(value) else "no value"

@@ -1,0 +1,120 @@
+"""The timeline: slots as rows, steps or seconds from left to right, one panel for each trace on a common scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cbserve.core.trace import StepEvent, Trace
+from cbserve.viz import style
+from cbserve.viz.figure import Canvas, Figure
+from cbserve.viz.findings import caption, description, end_step, finding, panel_heading, panel_numbers, table_twin
+from cbserve.viz.panel import RIGHT, Panel, key_entries
+from cbserve.viz.spans import cut, letters, order_of_arrival
+
+LEFT = 66  # pixels for the names of the slots
+
+
+def timeline(
+    *traces: Trace,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    names: Mapping[str, str] | None = None,
+    first_step: int = 0,
+    last_step: int | None = None,
+    width: int = 880,
+    axis: str = "step",
+    queue: bool = False,
+    cursor: int | None = None,
+) -> Figure:
+    """Draw what each slot did in each step.
+
+    Args:
+        traces: one panel each, from top to bottom, on a common scale.
+        title: the finding; computed from the traces by default.
+        labels: heading of each panel; by default how it was batched.
+        names: request_id -> what stands on its bar; letters in order of arrival by default.
+        first_step, last_step: the part to draw, both included; the numbers beside a panel are those of this part.
+        width: pixels, at least 480.
+        axis: "step", or "time" in seconds on the engine's clock.
+        queue: draw how many requests wait above each panel.
+        cursor: draw only what has happened when this step ends, on the scale of the whole part.
+
+    Raises:
+        ValueError: no trace, an unknown axis, no steps in the part, or not one label for each trace.
+    """
+    if not traces:
+        raise ValueError("timeline() got no trace; give at least one, as serve(...) returns it")
+    if axis not in ("step", "time"):
+        raise ValueError(f"axis={axis!r}: must be 'step' or 'time'")
+    if width < 480:
+        raise ValueError(f"width={width}: must be at least 480 pixels; a page shrinks the figure by itself")
+    if labels is not None and len(labels) != len(traces):
+        raise ValueError(f"{len(labels)} labels for {len(traces)} traces; give one each")
+    end = max(end_step(trace) for trace in traces) or 1
+    first, last = max(0, first_step), min(end - 1 if last_step is None else last_step, end - 1)
+    if last < first:
+        raise ValueError(f"first_step={first_step}, last_step={last_step}: the part is empty; choose steps from 0 to {end - 1}")
+    now = last if cursor is None else max(first, min(cursor, last))
+    order = order_of_arrival(traces)
+    names = letters(order, names)
+    canvas = Canvas(width)
+    wholes = [first == 0 and now >= end_step(trace) - 1 for trace in traces]
+    parts = [trace if whole else cut(trace, first, now) for trace, whole in zip(traces, wholes, strict=True)]
+    title = title or finding(parts, all(wholes))
+    y = 8.0
+    for line in style.wrap(title, width - 32, 17, bold=True):
+        y += 22
+        canvas.text(16, y, line, "t")
+    low, high = (first, last + 1) if axis == "step" else _times([cut(trace, first, last) for trace in traces])
+    per_unit = (width - LEFT - RIGHT) / (high - low)
+    top, grid_at, panels = y + 22, len(canvas.parts), []
+    for index, (trace, part) in enumerate(zip(traces, parts, strict=True)):
+        panel = Panel(canvas, trace, part, names, order, axis, (LEFT, low, per_unit), (first, now))
+        y = panel.draw(y + 30, labels[index] if labels else panel_heading(trace), queue)
+        panel.numbers(width - RIGHT + 14, *panel_numbers(part, wholes[index], axis))
+        panels.append(panel)
+    if cursor is None and len(panels) > 1:
+        panels[-1].saved_against(panels[0], axis)
+    if cursor is not None:
+        canvas.line(*(panels[0].right(now), top + 4, panels[0].right(now), y), "e", stroke_dasharray="4 3")
+    y = _axis(canvas, grid_at, top, y + 4, (low, high, per_unit), axis)
+    y = _key(canvas, y + 24, key_entries(panels))
+    text = description(parts, labels)
+    return Figure(canvas.svg(y + 16, title, text), title, text, caption(title, traces), table_twin(parts, labels, names))
+
+
+def _times(parts: Sequence[Trace]) -> tuple[float, float]:
+    """From the first start to the last end, in seconds."""
+    steps: list[StepEvent] = [step for part in parts for step in part.steps]
+    low, high = min((s.start_s for s in steps), default=0.0), max((s.end_s for s in steps), default=0.0)
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def _axis(canvas: Canvas, grid_at: int, top: float, bottom: float, scale: tuple[float, float, float], axis: str) -> float:
+    """Grid lines go behind what is drawn already. Returns the baseline of the axis' name."""
+    low, high, per_unit = scale
+    grid = Canvas(canvas.width)
+    values = style.ticks(low, high, int((high - low) * per_unit / 85))
+    if axis == "step":
+        values = [value for value in values if value == int(value)]
+    for value in values:
+        x = LEFT + (value - low) * per_unit
+        grid.line(x, top + 16, x, bottom, "g")
+        canvas.text(x, bottom + 15, style.number(value), "a", "middle")
+    canvas.parts[grid_at:grid_at] = grid.parts
+    name = "step: one token for every running request" if axis == "step" else "time in seconds"
+    canvas.text(LEFT, bottom + 33, f"{name} →", "a")
+    return bottom + 33
+
+
+def _key(canvas: Canvas, y: float, entries: Sequence[tuple[str, str]]) -> float:
+    """One line (or more) that names the marks that occur. Returns its last baseline."""
+    x = float(LEFT)
+    for kind, text in entries:
+        needed = 26 + style.text_width(text, 12) + 14
+        if x > LEFT and x + needed > canvas.width - 16:
+            x, y = LEFT, y + 20
+        Panel.sample(canvas, kind, x, y)
+        canvas.text(x + 24, y, text, "a")
+        x += needed
+    return y
