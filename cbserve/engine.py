@@ -162,6 +162,8 @@ class Engine:
         with interrupts_held_back():
             self._future.clear()
             outputs = [self.abort(request_id) for request_id in list(self._builders)]
+            for request_id in list(self.scheduler.requests):  # finished, but a learner's duty never retired it
+                self.scheduler.abort(request_id)
             self._pending.clear()
             return [output for output in outputs if output is not None]
 
@@ -171,8 +173,8 @@ class Engine:
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
-    def step(self) -> list[RequestOutput]:
-        """One iteration. Returns the requests that got tokens or ended in it.
+    def step(self, partial: bool = True) -> list[RequestOutput]:
+        """One iteration. Returns the requests that got tokens or ended in it; with partial=False only those that ended.
 
         Raises:
             SchedulerError: requests wait, but nothing can ever run.
@@ -192,12 +194,12 @@ class Engine:
             self.clock.advance(result.duration_s)
             end = self.clock.now()
             self._record_step(plan, start, end)
-            outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan))
+            outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan), partial)
             if self.debug:
                 self.scheduler.check()
             return self._take_pending() + outputs
 
-    def stream(self, requests: Iterable[Request] = ()) -> Iterator[RequestOutput]:
+    def stream(self, requests: Iterable[Request] = (), partial: bool = True) -> Iterator[RequestOutput]:
         """Add requests and yield outputs as they grow, until all have ended.
 
         Leaving early (break, an exception, Ctrl-C) aborts what still runs.
@@ -206,13 +208,13 @@ class Engine:
             self.add_request(request)
         try:
             while self.has_unfinished:
-                yield from self.step()
+                yield from self.step(partial)
         finally:
             self.abort_all()
 
     def run(self, requests: Iterable[Request] = ()) -> list[RequestOutput]:
         """Serve requests to their end. Returns their outputs in the order of ending."""
-        return [output for output in self.stream(requests) if output.finished]
+        return list(self.stream(requests, partial=False))
 
     def _wait_for_arrivals(self) -> None:
         if self._future and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
@@ -291,7 +293,7 @@ class Engine:
             )
         )  # fmt: skip
 
-    def _record(self, changed: StepUpdate, step: int) -> list[RequestOutput]:
+    def _record(self, changed: StepUpdate, step: int, partial: bool = True) -> list[RequestOutput]:
         now, touched = self.clock.now(), {}
         for parent, child in changed.forked:
             builder = self._builders[child.request.request_id]
@@ -324,7 +326,8 @@ class Engine:
             if builder.finished:
                 builder.times.finished_s = now
                 del self._builders[request_id]
-            outputs.append(builder.build())
+            if partial or builder.finished:
+                outputs.append(builder.build())
         return outputs
 
     def _take_pending(self) -> list[RequestOutput]:

@@ -155,11 +155,12 @@ class LLM:
         requests, texts = self._requests(batch, _params_list(params, len(batch)))
         bar = tqdm(total=len(batch), unit="request", disable=not use_tqdm, file=_bar_file(), leave=False, dynamic_ncols=True)
         with bar:
-            for output in self._stream(requests):
-                if output.finished:
-                    by_id[output.request_id] = output
-                    bar.update()
-                    bar.set_postfix_str(f"{len(self.trace.events)} events", refresh=False)
+            num_tokens = 0
+            for output in self._stream(requests, partial=False):
+                by_id[output.request_id] = output
+                num_tokens += output.usage.completion_tokens
+                bar.set_postfix_str(f"{num_tokens / max(self.engine.clock.now(), 1e-9):.0f} tokens/s", refresh=False)
+                bar.update()
         outputs = [by_id[request_id] for request_id in texts]
         for output, text in zip(outputs, texts.values(), strict=True):
             output.prompt = text
@@ -208,7 +209,7 @@ class LLM:
 
     # ---- beneath ------------------------------------------------------------------------------------------------
 
-    def _stream(self, requests: list[Request | tuple[Request, str]]) -> Iterator[RequestOutput]:
+    def _stream(self, requests: list[Request | tuple[Request, str]], partial: bool = True) -> Iterator[RequestOutput]:
         if self.engine.has_unfinished:
             raise CBServeError("this LLM is serving another call; finish or close that stream first, or use its engine directly")
         self.engine.new_trace()
@@ -217,7 +218,7 @@ class LLM:
                 self.engine.add_request(entry)
             else:
                 self.engine.refuse(*entry)
-        yield from self.engine.stream()
+        yield from self.engine.stream(partial=partial)
 
     def _requests(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]

@@ -1,0 +1,147 @@
+"""The free list, the pool, block tables: nothing is lost, nothing is given out twice."""
+
+import pytest
+from engine_harness import add, make_scheduler, step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbserve.core.blocks import BlockPool, FreeList
+from cbserve.core.errors import ConservationError, NoFreeBlocksError
+
+
+def test_free_list_pops_removes_and_appends_in_order():
+    free = FreeList(range(5))
+    assert free.pop() == 0
+    free.remove(3)
+    free.append(0)
+    free.prepend(3)
+    assert list(free) == [3, 1, 2, 4, 0] and len(free) == 5 and 4 in free
+    assert [free.pop() for _ in range(5)] == [3, 1, 2, 4, 0]
+    with pytest.raises(NoFreeBlocksError):
+        free.pop()
+    assert len(free) == 0
+
+
+@pytest.mark.parametrize("misuse", ["append", "prepend", "remove"])
+def test_free_list_refuses_what_would_break_it(misuse):
+    free = FreeList([1, 2])
+    with pytest.raises((ConservationError, NoFreeBlocksError)):
+        getattr(free, misuse)(2 if misuse != "remove" else 7)
+    assert list(free) == [1, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["pop", "append", "prepend", "remove"]), st.integers(0, 9)), max_size=60))
+def test_free_list_is_a_list_without_repeats(operations):
+    free, model = FreeList(range(5)), list(range(5))
+    for name, block in operations:
+        if name == "pop" and model:
+            assert free.pop() == model.pop(0)
+        elif name == "remove" and block in model:
+            free.remove(block)
+            model.remove(block)
+        elif name in ("append", "prepend") and block not in model:
+            getattr(free, name)(block)
+            model.insert(len(model) if name == "append" else 0, block)
+        assert list(free) == model and len(free) == len(model)
+
+
+def test_allocating_too_many_takes_none():
+    pool = BlockPool(4)
+    pool.allocate(3)
+    with pytest.raises(NoFreeBlocksError, match="2 blocks wanted, 1 of 4 free"):
+        pool.allocate(2)
+    assert pool.num_free == 1
+
+
+def test_freeing_twice_is_an_error_and_sharing_a_free_block_too():
+    pool = BlockPool(2)
+    blocks = pool.allocate(1)
+    pool.free(blocks)
+    with pytest.raises(ConservationError, match="freed twice"):
+        pool.free(blocks)
+    with pytest.raises(ConservationError, match="is free"):
+        pool.share(blocks)
+
+
+def test_a_lease_outlives_the_table():
+    pool = BlockPool(3)
+    table = pool.allocate(2)
+    lease = pool.lease(table, "padding row of A")
+    pool.free(table)
+    assert pool.num_used == 2
+    pool.check([])
+    pool.release(lease)
+    assert pool.num_used == 0
+    with pytest.raises(ConservationError, match="padding row of A was released twice"):
+        pool.release(lease)
+
+
+def test_check_sees_a_leak_and_a_phantom():
+    pool = BlockPool(3)
+    table = pool.allocate(2)
+    pool.check([table])
+    with pytest.raises(ConservationError, match="1 references counted, 0 held"):
+        pool.check([])
+    with pytest.raises(ConservationError, match="block 2"):
+        pool.check([table, [2]])
+
+
+@given(st.lists(st.sampled_from(["allocate", "free", "share", "lease", "release"]), max_size=80), st.randoms())
+def test_pool_conserves_blocks(operations, rng):
+    pool, tables, leases = BlockPool(8), [], []
+    for name in operations:
+        if name == "allocate" and pool.num_free:
+            tables.append(pool.allocate(rng.randint(1, pool.num_free)))
+        elif name == "free" and tables:
+            pool.free(tables.pop(rng.randrange(len(tables))))
+        elif name == "share" and tables:
+            tables.append(list(rng.choice(tables)))
+            pool.share(tables[-1])
+        elif name == "lease" and tables:
+            leases.append(pool.lease(rng.choice(tables), "test"))
+        elif name == "release" and leases:
+            pool.release(leases.pop(rng.randrange(len(leases))))
+        pool.check(tables)
+        assert pool.num_free + pool.num_used == 8
+    for table in tables:
+        pool.free(table)
+    for lease in leases:
+        pool.release(lease)
+    assert pool.num_free == 8
+
+
+@pytest.mark.parametrize("size", [(0, 16), (4, 0), (-1, 16)])
+def test_a_pool_without_blocks_is_refused(size):
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockPool(*size)
+
+
+def test_a_block_comes_only_when_a_token_needs_it():
+    scheduler = make_scheduler(block_size=4)
+    seq = add(scheduler, "A", 4, max_tokens=10)
+    sizes = []
+    while scheduler.has_unfinished:
+        plan, _ = step(scheduler)
+        sizes.append(len(plan.rows[0].block_table))
+    assert sizes == [1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
+    assert seq.num_tokens == 14 and scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("prompt", [6, 8])
+def test_samples_share_the_prompts_blocks_and_copy_on_the_first_write(prompt):
+    """Block size 4: a prompt of 6 leaves a half full block that all but the last writer must copy; one of 8 leaves none."""
+    scheduler = make_scheduler(block_size=4)
+    parent = add(scheduler, "A", prompt, max_tokens=3, n=3)
+    _, update = step(scheduler)
+    children = [child for _, child in update.forked]
+    tables = [scheduler.kv.tables[seq.seq_id] for seq in (parent, *children)]
+    assert tables[0] == tables[1] == tables[2] and scheduler.kv.pool.num_used == 2
+    plan, _ = step(scheduler)
+    assert len(plan.rows) == 3
+    assert len(plan.copies) == (2 if prompt == 6 else 0), "the last to write needs no copy"
+    assert all(source == tables[0][-1] for source, _ in plan.copies)
+    writes = [row.block_table[row.start // 4] for row in plan.rows]
+    assert len(set(writes)) == 3, "two samples write into the same block"
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert scheduler.kv.pool.num_used == 0
