@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     notebooks = command("notebooks", _notebooks, "build every notebook from its source, or check them", "test")
     notebooks.add_argument("action", nargs="?", choices=["build", "check"], default="build")
+    notebooks.add_argument("names", nargs="*", help="build only these, 01_static_waste for instance")
 
     command("doctor", _doctor, "say what this machine and its Python can run, and the cure for each fault")
 
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-tokens", type=int, default=128)
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
     generate.add_argument("--seed", type=int, default=0)
-    generate.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    generate.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     return parser
 
@@ -121,7 +122,10 @@ def _notebooks(options: argparse.Namespace) -> int:
     from cbserve.course import builder
 
     if options.action == "build":
-        for path in builder.build(bootstrap.ROOT):
+        known = {target.path.stem for target in builder.targets(bootstrap.ROOT)}
+        if unknown := sorted(set(options.names) - known):
+            raise CBServeError(f"no notebook named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        for path in builder.build(bootstrap.ROOT, options.names or None):
             print(f"cbserve: built {path}")
         return 0
     faults = builder.check(bootstrap.ROOT)
@@ -163,5 +167,7 @@ def _generate(options: argparse.Namespace) -> int:
         outputs = llm.chat([{"role": "user", "content": options.prompt}], params)
     else:
         outputs = llm.generate([options.prompt], params)
+    if outputs[0].error:
+        raise CBServeError(outputs[0].error)
     print(outputs[0].outputs[0].text)
     return 0

@@ -173,3 +173,51 @@ def test_a_missing_chromium_never_fails_the_tests(root, platform, monkeypatch, c
     targets.install_chromium()
     assert bool(tried) == root
     assert "browser tests will be skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--max-tokens", "4"], 0, ""),
+        (["--max-tokens", "4", "--chat"], 0, ""),
+        (["--max-tokens", "0"], 2, "max_tokens=0"),
+        (["--model", "no-such-model"], 2, "no-such-model"),
+    ],
+)
+def test_generate_prints_a_text_or_the_reason(arguments: list[str], code: int, said: str, capsys) -> None:
+    assert cli.main(["generate", "Hello", "--model", "tiny", "--device", "cpu", *arguments]) == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert bool(captured.out.strip()) == (code == 0)
+
+
+def test_generate_repeats_itself_for_a_seed_and_differs_for_another(capsys) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        common = ["generate", "Hello", "--model", "tiny", "--device", "cpu", "--max-tokens", "12", "--temperature", "1"]
+        assert cli.main([*common, "--seed", seed]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_unknown_notebook_is_refused_by_name(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CBSERVE_VENV", "current")
+    assert cli.main(["notebooks", "build", "99_nothing"]) == 2
+    assert "99_nothing" in capsys.readouterr().err
+
+
+def test_model_list_says_what_is_there(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
+    assert cli.main(["model", "list"]) == 0
+    assert "smollm2-135m  not fetched" in capsys.readouterr().out
+
+
+def test_the_lab_opens_without_the_model(monkeypatch, capsys) -> None:
+    from cbserve.models import fetch
+
+    def offline(*_: object) -> Path:
+        raise CBServeError("no network; copy the cache folder")
+
+    monkeypatch.setattr(fetch, "fetch_model", offline)
+    targets.fetch_or_warn()
+    assert "going on without the model: no network" in capsys.readouterr().out
