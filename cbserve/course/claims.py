@@ -1,0 +1,159 @@
+"""Claim cards and the ledger: what the lecture says, beside what the learner's own machine says.
+
+Every claim is a band in which one measured number must lie. Evidence is that number, or a dict of numbers by the
+condition under which each was measured (a batch size, a trace, a pool). The verdict is computed from it alone:
+
+    holds                all numbers lie in the band
+    holds if ...         some do; the conditions of those are named
+    does not hold        none does
+    not measured here    there is no evidence
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cbserve.course.claim_list import CLAIMS, Claim
+from cbserve.course.show import Shown, escape, facts, table
+from cbserve.course.store import Store
+from cbserve.course.values import NotPlainError, plain
+from cbserve.errors import CBServeError
+
+__all__ = ["CLAIMS", "Claim", "ClaimError", "Evidence", "claim", "ledger", "verdict"]
+
+NOT_MEASURED = "not measured here"
+MEASURED = "measured here"
+_ledger = Store("ledger")
+
+
+class ClaimError(CBServeError):
+    """A claim is unknown, or its evidence is not the number it asks for."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Numbers by condition ("" for a single one), how they were got, and on which machine."""
+
+    values: Mapping[str, float]
+    label: str = MEASURED
+    machine: str = ""
+    date: str = ""
+
+
+def verdict(claim: Claim, evidence: Evidence | None) -> str:
+    """The verdict's words, a pure function of the numbers."""
+    if evidence is None:
+        return NOT_MEASURED
+    inside = [condition for condition, value in evidence.values.items() if claim.low <= value <= claim.high]
+    if len(inside) == len(evidence.values):
+        return "holds"
+    return f"holds if {' or '.join(inside)}" if inside else "does not hold"
+
+
+def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> Shown:
+    """The card of a claim. With evidence it goes into the ledger first, in place of earlier evidence for the claim.
+
+    evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read as
+    a batch size, B = n. label: "measured here", or "simulated for <GPU>". Raises ClaimError for anything else.
+    """
+    known = _get(id)
+    if evidence:
+        values = _numbers(known, evidence)
+        if label != MEASURED and not label.startswith("simulated for "):
+            raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or "simulated for <GPU>"')
+        entry = {"values": values, "label": label, "machine": _machine(), "date": datetime.date.today().isoformat()}
+        _ledger.update(lambda kept: kept.update({id: entry}))
+    return _card(known, _evidence(id))
+
+
+def ledger(dates: bool = False) -> Shown:
+    """All claims in one table with their verdicts so far; `dates` adds when each was measured."""
+    rows = []
+    for known in CLAIMS.values():
+        found = _evidence(known.id)
+        how = f"{found.label}; {found.machine}" if found else ""
+        row = [str(known.chapter), known.id, known.text, _values(known, found), verdict(known, found), how]
+        rows.append(row + ([found.date if found else ""] if dates else []))
+    header = ["chapter", "claim", "the lecture says", "your numbers", "verdict", "how", *(["date"] if dates else [])]
+    _, html = table(header, rows)
+    # A terminal has no room for the sentences; claim(id) shows them.
+    text, _ = table(header[:2] + header[3:], [row[:2] + row[3:] for row in rows])
+    tested = sum(row[4] != NOT_MEASURED for row in rows)
+    title = f"Ledger: {tested} of {len(rows)} claims tested"
+    return Shown(f"{title}\n{text}", f"<p><strong>{title}</strong></p>{html}")
+
+
+def _get(id: str) -> Claim:
+    if id not in CLAIMS:
+        raise ClaimError(f"there is no claim {id!r}; the ids are: {', '.join(CLAIMS)}")
+    return CLAIMS[id]
+
+
+def _numbers(known: Claim, evidence: Mapping[str, Any]) -> dict[str, float]:
+    if set(evidence) != {known.measure}:
+        raise ClaimError(
+            f"claim {known.id!r} asks for {known.measure}= ({known.unit}), and got {', '.join(sorted(evidence))}"
+        )
+    try:
+        given = plain(evidence[known.measure])
+    except NotPlainError as error:
+        raise ClaimError(f"{known.measure} {error}") from None
+    by_condition = given if isinstance(given, dict) else {"": given}
+    if not by_condition:
+        raise ClaimError(f"{known.measure} is an empty dict; give at least one number")
+    for condition, value in by_condition.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            at = f" at {condition!r}" if condition != "" else ""
+            raise ClaimError(f"{known.measure}{at} is {value!r}; a finite number is wanted ({known.unit})")
+    return {f"B = {key}" if type(key) is int else str(key): float(value) for key, value in by_condition.items()}
+
+
+def _evidence(id: str) -> Evidence | None:
+    entry = _ledger.read().get(id)
+    try:
+        return Evidence(**entry) if entry and entry["values"] else None
+    except (KeyError, TypeError):  # written by another version
+        return None
+
+
+def _card(known: Claim, found: Evidence | None) -> Shown:
+    said = verdict(known, found)
+    rows = [
+        ("the lecture says", known.text),
+        ("tested by", known.test),
+        ("it depends on", known.condition),
+        ("counts as holding", f"{known.measure} {known.band()}"),
+        ("source", known.source),
+        ("your numbers", _values(known, found) if found else "none yet"),
+    ]
+    if found:
+        rows.append(("how", f"{found.label}; {found.machine}"))
+    width = max(len(name) for name, _ in rows)
+    text = "\n".join([f"Claim {known.id}: {said}", *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
+    # Lab drops styles with variables from untrusted outputs; then the card is a plain table in the theme's colours.
+    style = "border-left:4px solid var(--jp-brand-color1,#0072b2);padding:4px 12px"
+    heading = f"<p>Claim <code>{known.id}</code>: <strong>{escape(said)}</strong></p>"
+    return Shown(text, f'<div style="{style}">{heading}{facts(rows)}</div>')
+
+
+def _values(known: Claim, found: Evidence | None) -> str:
+    if found is None:
+        return ""
+    return ", ".join(f"{name}: {known.written(n)}" if name else known.written(n) for name, n in found.values.items())
+
+
+def _machine() -> str:
+    """What the numbers were measured on, without the machine's name."""
+    cores = os.cpu_count() or 1
+    label = f"{platform.system()} {platform.machine()}, {cores} core{'' if cores == 1 else 's'}"
+    torch = sys.modules.get("torch")  # who measured on a GPU has imported it
+    if torch is not None and torch.cuda.is_available():
+        label += f", {torch.cuda.get_device_name()}"
+    return label
