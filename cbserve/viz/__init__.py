@@ -1,7 +1,9 @@
 """Pure functions from a trace, or plain numbers, to figures and tables."""
 
+from cbserve.viz.charts import bars, histogram, lines
 from cbserve.viz.figure import Figure
 from cbserve.viz.table import Table, table
+from cbserve.viz.text import timeline_text
 from cbserve.viz.timeline import timeline
 
-__all__ = ["Figure", "Table", "table", "timeline"]
+__all__ = ["Figure", "Table", "bars", "histogram", "lines", "table", "timeline", "timeline_text"]

@@ -39,25 +39,28 @@ def has_padding(trace: Trace) -> bool:
     return any(row.kind == "padding" for step in trace.steps for row in step.rows)
 
 
-def finding(traces: Sequence[Trace], is_whole: bool) -> str:
+def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | None = None) -> str:
     """The title: one sentence with the numbers of these traces."""
     requests = plural(sum(1 for _ in traces[0].of(Arrived)), "request")
     if not any(trace.steps for trace in traces):
         refused = sum(1 for _ in traces[0].of(Refused))
         return f"Nothing has run: {requests}, {refused} refused"
     shares = [percent(slot_utilisation(trace)) for trace in traces]
-    so_far = "" if is_whole else " in this part"
+    so_far = "" if is_whole else " so far"
     if len(traces) > 1:
         verbs = ["uses ", *[""] * (len(traces) - 1)]
+        panels = [batching_name(trace).removesuffix(" batching") for trace in traces]
+        if labels and max(map(len, labels)) <= 30:
+            panels, verbs = [f"{label}:" for label in labels], [""] * len(labels)
         parts = [
-            f"{batching_name(trace).removesuffix(' batching')} {verb}{share} in {plural(len(trace.steps), 'step')}"
-            for trace, share, verb in zip(traces, shares, verbs, strict=True)
+            f"{panel} {verb}{share} in {plural(len(trace.steps), 'step')}"
+            for trace, panel, share, verb in zip(traces, panels, shares, verbs, strict=True)
         ]
         same = len({frozenset(e.request_id for e in trace.of(Arrived)) for trace in traces}) == 1
         slots = {num_slots(trace) for trace in traces}
         what = f"The same {requests}" if same else "Different requests"
         where = f" on {plural(slots.pop(), 'slot')}" if len(slots) == 1 else ""
-        return f"{what}{where}: {', '.join(parts)}"
+        return f"{what}{where}: {', '.join(parts)}{'' if is_whole else ' so far'}"
     trace = traces[0]
     if has_padding(trace):
         return f"The hatched steps are computed and thrown away: {shares[0]} used{so_far}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from cbserve.core.trace import Admitted, Preempted, Trace
@@ -13,6 +13,7 @@ from cbserve.viz.spans import Span, spans
 
 MAX_SLOTS = 64
 RIGHT = 150  # pixels for the large number
+COMPUTE = {"prefill", "decode"}
 TINY = 1.5  # pixels: narrower bars of different requests that touch are drawn as one
 KEY = {
     "prefill": "prefill: computes the prompt",
@@ -74,7 +75,10 @@ class Panel:
 
     def draw(self, y: float, heading: str, queue: bool) -> float:
         """Draw from the heading's baseline `y` downwards. Returns the bottom."""
-        self.canvas.text(self.x0, y, heading, "h halo")
+        for line in style.wrap(heading, self.canvas.width - self.x0 - 16, 14, bold=True):
+            self.canvas.text(self.x0, y, line, "h halo")
+            y += 18
+        y -= 18
         if queue:
             y = self._queue(y + 8)
         self.top = y + 12
@@ -95,7 +99,7 @@ class Panel:
         if self.hidden:
             self.bottom += 18
             note = f"{plural(self.hidden, 'more slot')} not drawn; the numbers count all"
-            self.canvas.text(self.x0, self.bottom, note, "a")
+            self.canvas.text(self.x0, self.bottom, note, "a halo")
         return self.bottom
 
     def numbers(self, x: float, large: str, lines: Sequence[str]) -> None:
@@ -125,12 +129,17 @@ class Panel:
         steps = self.part.steps
         most, height, base = max((s.num_waiting for s in self.trace.steps), default=0), 26.0, y + 28
         self.canvas.text(self.x0 - 10, base - 2, "waiting", "a", "end")
-        for count, group in groupby(steps, key=lambda s: s.num_waiting):
-            run = list(group)
-            x, edge = self.left(run[0].step), self.right(run[-1].step)
-            tall = height * count / most if most else 0.0
-            where = f"step {run[0].step}" if len(run) == 1 else f"steps {run[0].step} to {run[-1].step}"
-            self.canvas.rect(x, base - max(tall, 1), edge - x, max(tall, 1), "m", f"{where}: {plural(count, 'request')} waiting")
+        runs = [list(group) for _, group in groupby(steps, key=lambda s: s.num_waiting)]
+        edges = [(self.left(run[0].step), self.right(run[-1].step), run[0].num_waiting / max(most, 1)) for run in runs]
+        outline = "".join(f"V{base - height * share:.1f}H{edge:.1f}" for _, edge, share in edges)
+        if edges:
+            d = f"M{edges[0][0]:.1f} {base:.1f}{outline}V{base:.1f}Z"
+            self.canvas.add("path", "m", f"at most {plural(most, 'request')} waiting at a time", d=d)
+        for (x, edge, _), run in zip(edges, runs, strict=True):
+            if edge - x >= 4:
+                where = f"step {run[0].step}" if len(run) == 1 else f"steps {run[0].step} to {run[-1].step}"
+                hover = f"{where}: {plural(run[0].num_waiting, 'request')} waiting"
+                self.canvas.rect(x, base - height, edge - x, height, "", hover, fill="none", pointer_events="all")
         self.canvas.text(self.canvas.width - RIGHT + 14, base - 2, f"at most {most:,} at a time", "a")
         return base
 
@@ -155,21 +164,25 @@ class Panel:
             else:
                 self._request(stay, x, edge)
 
-    def _stays(self, row: list[Span]) -> Iterator[list[Span]]:
+    def _stays(self, row: list[Span]) -> list[list[Span]]:
         """Group spans into what is drawn as one bar: prefill and decode of one request, or a crowd of tiny bars."""
-        stay: list[Span] = []
+        stays: list[list[Span]] = []
         for span in row:
-            if stay:
-                last, touches = stay[-1], span.first == stay[-1].last + 1
-                same = last.seq_id == span.seq_id and {last.kind, span.kind} <= {"prefill", "decode"}
-                tiny = self.right(span.last) - self.left(span.first) < TINY
-                tiny = tiny and self.right(last.last) - self.left(stay[0].first if same else last.first) < TINY
-                if not (touches and (same or tiny)):
-                    yield stay
-                    stay = []
-            stay.append(span)
-        if stay:
-            yield stay
+            last = stays[-1][-1] if stays else None
+            if last and last.seq_id == span.seq_id and last.last + 1 == span.first and {last.kind, span.kind} <= COMPUTE:
+                stays[-1].append(span)
+            else:
+                stays.append([span])
+        bars: list[list[Span]] = []
+        was_tiny = False
+        for stay in stays:
+            is_tiny = self.right(stay[-1].last) - self.left(stay[0].first) < TINY and stay[0].kind in COMPUTE
+            if is_tiny and was_tiny and bars[-1][-1].last + 1 == stay[0].first:
+                bars[-1] += stay
+            else:
+                bars.append(stay)
+            was_tiny = is_tiny
+        return bars
 
     def _request(self, stay: list[Span], x: float, edge: float) -> None:
         first, last, slot = stay[0], stay[-1], stay[0].slot
@@ -188,7 +201,8 @@ class Panel:
         for span in stay:
             if span.kind == "prefill":
                 a, b = self.left(span.first), self.right(span.last)
-                self._prefill(span, a, min(max(b, a + 3), max(edge, a + 3)), request, has_mark=not on_prefill)
+                b = max(b, min(a + 3, a + 0.4 * (edge - x)))  # wide enough to be seen
+                self._prefill(span, a, b, request, has_mark=not on_prefill)
         if edge - start >= needed and size >= 12:
             ink = "#fff" if on_prefill else style.ink(index)
             edge_of_text = "stroke:#222" if on_prefill else f"stroke:{style.colour(index)}"
@@ -200,7 +214,8 @@ class Panel:
     def _prefill(self, span: Span, a: float, b: float, request: str, has_mark: bool) -> None:
         self.seen.add("recompute" if span.recomputes else "prefill")
         what = "computes again" if span.recomputes else "prefill of"
-        self._bar(span.slot, a, b, "pre", f"{request}: {what} {plural(span.num_tokens, 'token')}, {_steps(span, span)}")
+        cls = "pre" if b - a >= 5 else "cap"
+        self._bar(span.slot, a, b, cls, f"{request}: {what} {plural(span.num_tokens, 'token')}, {_steps(span, span)}")
         tall = min(4.0, self.height / 2 - 4)
         if has_mark and b - a >= 8:
             Panel.chevrons(self.canvas, (a + b) / 2, self.y(span.slot) + self.height / 2, tall, span.recomputes and b - a >= 16)

@@ -59,9 +59,16 @@ _EM = {
 
 
 def wrap(text: str, width: float, size: float, bold: bool = False) -> list[str]:
-    """Break `text` at spaces into lines of at most `width` pixels; a longer word keeps a line of its own."""
+    """Break `text` at spaces into as few lines of at most `width` pixels as it takes, about equally long."""
+    lines = _fill(text, width, size, bold)
+    while len(narrower := _fill(text, width - 12, size, bold)) == len(lines) and width > 24:
+        lines, width = narrower, width - 12
+    return lines
+
+
+def _fill(text: str, width: float, size: float, bold: bool) -> list[str]:
     lines = [""]
-    for word in text.split(" "):
+    for word in re.split(" (?!%)", text):
         longer = f"{lines[-1]} {word}".strip()
         if lines[-1] and text_width(longer, size, bold) > width:
             lines.append(word)
@@ -76,7 +83,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
         return [low]
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+    step = min((power * m for m in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
     first = math.ceil(low / step - 1e-9)
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -60,7 +60,7 @@ def timeline(
     canvas = Canvas(width)
     wholes = [first == 0 and now >= end_step(trace) - 1 for trace in traces]
     parts = [trace if whole else cut(trace, first, now) for trace, whole in zip(traces, wholes, strict=True)]
-    title = title or finding(parts, all(wholes))
+    title = title or finding(parts, all(wholes), labels)
     y = 8.0
     for line in style.wrap(title, width - 32, 17, bold=True):
         y += 22
@@ -72,11 +72,11 @@ def timeline(
         panel = Panel(canvas, trace, part, names, order, axis, (LEFT, low, per_unit), (first, now))
         y = panel.draw(y + 30, labels[index] if labels else panel_heading(trace), queue)
         panel.numbers(width - RIGHT + 14, *panel_numbers(part, wholes[index], axis))
+        if cursor is not None:
+            canvas.line(panel.right(now), panel.top - 5, panel.right(now), panel.bottom + 5, "e", stroke_dasharray="4 3")
         panels.append(panel)
     if cursor is None and len(panels) > 1:
         panels[-1].saved_against(panels[0], axis)
-    if cursor is not None:
-        canvas.line(*(panels[0].right(now), top + 4, panels[0].right(now), y), "e", stroke_dasharray="4 3")
     y = _axis(canvas, grid_at, top, y + 4, (low, high, per_unit), axis)
     y = _key(canvas, y + 24, key_entries(panels))
     text = description(parts, labels)
