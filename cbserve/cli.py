@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 from cbserve import __version__, bootstrap
 from cbserve.errors import CBServeError
@@ -162,12 +163,15 @@ def _generate(options: argparse.Namespace) -> int:
     from cbserve import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
-    llm = LLM(options.model, device=options.device)
-    if options.chat:
-        outputs = llm.chat([{"role": "user", "content": options.prompt}], params)
-    else:
-        outputs = llm.generate([options.prompt], params)
-    if outputs[0].error:
-        raise CBServeError(outputs[0].error)
-    print(outputs[0].outputs[0].text)
+    with redirect_stdout(sys.stderr):  # what is said while loading must not stand in a piped answer
+        llm = LLM(options.model, device=options.device)
+    shown = 0
+    prompt = [{"role": "user", "content": options.prompt}] if options.chat else options.prompt
+    for output in llm.stream(prompt, params):
+        if output.error:
+            raise CBServeError(output.error)
+        text = output.outputs[0].text
+        print(text[shown:], end="", flush=True)
+        shown = len(text)
+    print()
     return 0

@@ -191,13 +191,18 @@ def test_generate_prints_a_text_or_the_reason(arguments: list[str], code: int, s
     assert bool(captured.out.strip()) == (code == 0)
 
 
-def test_generate_repeats_itself_for_a_seed_and_differs_for_another(capsys) -> None:
-    texts = []
-    for seed in ("1", "1", "2"):
+def test_generate_streams_the_text_that_llm_generates(capsys) -> None:
+    from cbserve import LLM, SamplingParams
+
+    texts = {}
+    for seed in (1, 1, 2):
         common = ["generate", "Hello", "--model", "tiny", "--device", "cpu", "--max-tokens", "12", "--temperature", "1"]
-        assert cli.main([*common, "--seed", seed]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] != texts[2]
+        assert cli.main([*common, "--seed", str(seed)]) == 0
+        texts.setdefault(seed, set()).add(capsys.readouterr().out)
+    params = [SamplingParams(max_tokens=12, temperature=1.0, seed=seed) for seed in texts]
+    outputs = LLM("tiny", device="cpu").generate(["Hello"] * len(params), params)
+    assert texts == {seed: {output.outputs[0].text + "\n"} for seed, output in zip(texts, outputs, strict=True)}
+    assert texts[1] != texts[2]
 
 
 def test_an_unknown_notebook_is_refused_by_name(monkeypatch, capsys) -> None:
