@@ -89,11 +89,7 @@ class LLM:
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidRequestError(f"num_blocks={num_blocks} and kv_cache_bytes={kv_cache_bytes}: give one of them")
         batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if self.device.type not in ("cpu", "cuda"):
-            raise InvalidRequestError(f"device={device!r}: must be 'cpu' or 'cuda'")
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidRequestError(f"device={device!r}: torch sees no CUDA device here; use device='cpu'")
+        self.device = _device(device)
         self.config, self.model, self.tokenizer = load_model(model, self.device, _dtype(dtype), seed)
         limit = self.config.max_position
         if max_model_len is not None and max_model_len > limit:
@@ -105,7 +101,11 @@ class LLM:
         checker = StopChecker(self.config.eos_token_ids, self.max_model_len, self.tokenizer.token_bytes)
         self.scheduler = scheduler(KVCacheManager(pool), batching, policy, checker, self.max_model_len)
         self.executor = TorchExecutor(self.model, num_blocks, block_size, attention=attention, default_seed=seed)
-        meta = {"model": self.config.name, "device": str(self.device), "dtype": str(self.model.dtype).removeprefix("torch.")}
+        meta = {
+            "model": self.config.name,
+            "device": str(self.device),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
         self.engine = Engine(self.scheduler, self.executor, meta=meta, debug=debug)
         self._ids = count()
 
@@ -153,7 +153,9 @@ class LLM:
         batch = _as_batch(prompts)
         by_id: dict[str, RequestOutput] = {}
         requests, texts = self._requests(batch, _params_list(params, len(batch)))
-        bar = tqdm(total=len(batch), unit="request", disable=not use_tqdm, file=_bar_file(), leave=False, dynamic_ncols=True)
+        bar = tqdm(
+            total=len(batch), unit="request", disable=not use_tqdm, file=_bar_file(), leave=False, dynamic_ncols=True
+        )
         with bar:
             num_tokens = 0
             for output in self._stream(requests, partial=False):
@@ -175,7 +177,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them. A message is {"role": "user", "content": "..."}."""
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-            raise InvalidRequestError(f"messages={messages!r}: must be a list of {{'role': ..., 'content': ...}}; use generate for text")
+            raise InvalidRequestError(
+                f"messages={messages!r}: must be a list of {{'role': ..., 'content': ...}}; use generate for text"
+            )
         return self.generate(messages, params, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -201,7 +205,9 @@ class LLM:
         self.engine.new_trace()
         for output in self.engine.run(
             Request(name, prompt, param, arrival, priority)
-            for name, prompt, param, arrival, priority in zip(names, prompts, params, arrivals_s, priorities, strict=True)
+            for name, prompt, param, arrival, priority in zip(
+                names, prompts, params, arrivals_s, priorities, strict=True
+            )
         ):
             if output.error:
                 raise InvalidRequestError(f"request {output.request_id!r}: {output.error}")
@@ -211,7 +217,9 @@ class LLM:
 
     def _stream(self, requests: list[Request | tuple[Request, str]], partial: bool = True) -> Iterator[RequestOutput]:
         if self.engine.has_unfinished:
-            raise CBServeError("this LLM is serving another call; finish or close that stream first, or use its engine directly")
+            raise CBServeError(
+                "this LLM is serving another call; finish or close that stream first, or use its engine directly"
+            )
         self.engine.new_trace()
         for entry in requests:
             if isinstance(entry, Request):
@@ -239,7 +247,9 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence | torch.Tensor) or isinstance(prompt, bytes):
-            raise InvalidRequestError(f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages")
+            raise InvalidRequestError(
+                f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages"
+            )
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self.tokenizer.apply_chat_template(prompt)
         vocab_size = self.config.vocab_size
@@ -258,7 +268,9 @@ class LLM:
             return num_blocks
         if kv_cache_bytes is not None:
             if kv_cache_bytes < block_bytes:
-                raise InvalidRequestError(f"kv_cache_bytes={kv_cache_bytes}: one block takes {block_bytes}; give at least that")
+                raise InvalidRequestError(
+                    f"kv_cache_bytes={kv_cache_bytes}: one block takes {block_bytes}; give at least that"
+                )
             return kv_cache_bytes // block_bytes
         wanted = max_num_seqs * -(-self.max_model_len // block_size)
         room = CPU_KV_CACHE_BYTES
@@ -281,10 +293,25 @@ def _batching(batching: Batching | None, max_num_seqs: int | None, max_num_batch
     return batching or ContinuousBatching(**limits)
 
 
+def _device(device: str | None) -> torch.device:
+    kind, _, index = (device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    if kind not in ("cpu", "cuda") or not (index.isdecimal() or not index):
+        raise InvalidRequestError(f"device={device!r}: must be 'cpu', 'cuda' or 'cuda:N'")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InvalidRequestError(
+            f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use device='cpu'"
+        )
+    return torch.device(device or kind)
+
+
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     names = ("float32", "float16", "bfloat16")
     value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if value is not None and value not in [getattr(torch, name) for name in names] or (dtype is not None and value is None):
+    if (
+        value is not None
+        and value not in [getattr(torch, name) for name in names]
+        or (dtype is not None and value is None)
+    ):
         raise InvalidRequestError(f"dtype={dtype!r}: must be one of {', '.join(names)}, or None")
     return value
 
@@ -294,7 +321,9 @@ def _as_batch(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence | torch.Tensor) or isinstance(prompts, bytes):
-        raise InvalidRequestError(f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them")
+        raise InvalidRequestError(
+            f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them"
+        )
     first = prompts[0] if len(prompts) else None
     is_one = isinstance(first, Mapping) or (hasattr(first, "__index__") and not isinstance(first, bool))
     if isinstance(prompts, torch.Tensor) and prompts.dim() > 1:

@@ -6,7 +6,8 @@ The free list gives and takes in O(1) (Kwon et al. 2023, PagedAttention, section
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence as SequenceOf
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 from cbserve.core.errors import ConservationError, NoFreeBlocksError
 
@@ -158,4 +159,6 @@ class BlockPool:
             if count != holders:
                 raise ConservationError(f"block {block}: {count} references counted, {holders} held")
             if (block in free) == (count > 0):
-                raise ConservationError(f"block {block}: {count} references, but {'free' if block in free else 'not free'}")
+                raise ConservationError(
+                    f"block {block}: {count} references, but {'free' if block in free else 'not free'}"
+                )

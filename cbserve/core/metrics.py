@@ -188,7 +188,9 @@ def slot_utilisation(trace: Trace, num_slots: int | None = None) -> float:
 
 def occupancy(trace: Trace, num_slots: int | None = None) -> float:
     """Slot-steps that held an unfinished request / (slots x steps). A slot in mid-prefill is occupied but gives no token."""
-    return _share(trace, num_slots, [max(1, row.num_sampled) for s in trace.steps for row in s.rows if row.kind != "padding"])
+    return _share(
+        trace, num_slots, [max(1, row.num_sampled) for s in trace.steps for row in s.rows if row.kind != "padding"]
+    )
 
 
 def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:

@@ -5,6 +5,7 @@ An executor needs nothing else, and cannot reach into the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ class Reason:
     """Why a decision was taken: a code and its numbers, put into words only when shown."""
 
     code: str
-    numbers: dict[str, int | float | str] = field(default_factory=dict)
+    numbers: Mapping[str, int | float | str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return REASONS[self.code].format(**self.numbers) if self.code in REASONS else self.code

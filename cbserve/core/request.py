@@ -76,19 +76,27 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.max_tokens is not None:
-            _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None")
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0")
+            _require(
+                _is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None"
+            )
+        _require(
+            _is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0"
+        )
         _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "0 or -1 (all), or at least 1")
         _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         if self.seed is not None:
             _require(_is_int(self.seed) and self.seed >= 0, "seed", self.seed, "an integer >= 0, or None")
         _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "strings of at least one character")
-        _require(all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids >= 0")
+        _require(
+            all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids >= 0"
+        )
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _require(_is_int(self.n) and self.n >= 1, "n", self.n, "at least 1")
         if self.logprobs is not None:
-            _require(_is_int(self.logprobs) and 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "in 0..20, or None")
+            _require(
+                _is_int(self.logprobs) and 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "in 0..20, or None"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.arrival_s is not None:
-            _require(_is_number(self.arrival_s) and self.arrival_s >= 0, "arrival_s", self.arrival_s, "a finite time >= 0")
+            _require(
+                _is_number(self.arrival_s) and self.arrival_s >= 0, "arrival_s", self.arrival_s, "a finite time >= 0"
+            )
         _require(_is_int(self.priority), "priority", self.priority, "an integer (lower is more urgent)")
 
 

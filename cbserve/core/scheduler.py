@@ -19,7 +19,6 @@ from cbserve.core.policies import FCFS, Policy
 from cbserve.core.request import FinishReason, Request, Sequence, SequenceState
 from cbserve.core.stopping import StopChecker
 
-
 UNLIMITED = 2**62  # tokens: a step without a budget
 
 
@@ -30,7 +29,9 @@ class StepUpdate:
     new_tokens: list[tuple[Sequence, dict[int, float] | None]] = field(default_factory=list)  # with log-probabilities
     forked: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     finished: list[Sequence] = field(default_factory=list)
-    left: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, slot) whose slot and blocks are free now
+    left: list[tuple[Sequence, int]] = field(
+        default_factory=list
+    )  # (sequence, slot) whose slot and blocks are free now
 
 
 @dataclass(slots=True)
@@ -86,7 +87,9 @@ class Scheduler(Duties):
             InvalidRequestError: its id is in use.
         """
         if request.request_id in self.requests:
-            raise InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")
+            raise InvalidRequestError(
+                f"request_id={request.request_id!r} is in use by an unfinished request; take another"
+            )
         reason = self.refuses(request)
         if reason is not None:
             return reason
@@ -185,7 +188,9 @@ class Scheduler(Duties):
         """Take in what a step gave. A finished sequence's blocks are free when this returns (static batching: when its
         batch ends). Rows of sequences that were aborted meanwhile are ignored."""
         if len(result.sampled) != len(plan.rows):
-            raise SchedulerError(f"the executor answered {len(result.sampled)} rows of {len(plan.rows)}; one answer a row")
+            raise SchedulerError(
+                f"the executor answered {len(result.sampled)} rows of {len(plan.rows)}; one answer a row"
+            )
         changed = StepUpdate()
         logprobs = result.logprobs or [None] * len(plan.rows)
         for row, sampled, row_logprobs in zip(plan.rows, result.sampled, logprobs, strict=True):
@@ -193,7 +198,9 @@ class Scheduler(Duties):
             if row.is_padding or seq is None or seq.state is not SequenceState.RUNNING:
                 continue
             if len(sampled) != row.num_samples:
-                raise SchedulerError(f"row of {row.request_id!r}: {len(sampled)} tokens sampled, {row.num_samples} wanted")
+                raise SchedulerError(
+                    f"row of {row.request_id!r}: {len(sampled)} tokens sampled, {row.num_samples} wanted"
+                )
             seq.num_computed_tokens = row.end
             seq.num_scheduled_tokens = 0
             samples = self._fork(seq, changed) if row.num_samples > 1 else [seq]
@@ -216,7 +223,9 @@ class Scheduler(Duties):
         for seq in self.policy.order(self.running):  # most urgent first, so that victims are not yet in the step
             if seq.state is not SequenceState.RUNNING or seq.seq_id in step.rows:
                 continue
-            if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (name == duty.GROW_DECODES and seq.is_prefilling):
+            if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (
+                name == duty.GROW_DECODES and seq.is_prefilling
+            ):
                 continue
             count = self.num_new_tokens(seq, step)
             if not count:

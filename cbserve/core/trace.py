@@ -5,7 +5,7 @@
 | `arrived` | time_s, request_id, num_prompt_tokens, max_tokens, priority, client_id, num_samples | a request is queued |
 | `refused` | time_s, request_id, reason | a request can never be served |
 | `admitted` | time_s, step, request_id, seq_id, slot, resumed | a waiting sequence gets a slot |
-| `blocked` | time_s, step, request_id, seq_id, reason | the first in the queue is not admitted (once for each new reason) |
+| `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted (once for each new reason) |
 | `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, num_computed_tokens, num_blocks | it gives its place up |
 | `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies | one iteration was computed |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
@@ -154,8 +154,7 @@ class Left(Event):
 
 
 EVENT_TYPES: dict[str, type[Event]] = {
-    cls.type: cls
-    for cls in (Arrived, Refused, Admitted, BlockedEvent, Preempted, StepEvent, Forked, Finished, Left)
+    cls.type: cls for cls in (Arrived, Refused, Admitted, BlockedEvent, Preempted, StepEvent, Forked, Finished, Left)
 }
 
 
@@ -197,7 +196,9 @@ class Trace:
         """Write JSON lines: a header, then one event a line. An interruption leaves the old file as it was."""
         lines = [json.dumps({"event": "header", "version": FORMAT_VERSION, "meta": self.meta}, sort_keys=True)]
         lines += [json.dumps({"event": event.type, **asdict(event)}) for event in self.events]
-        _write_atomically(Path(path), "\n".join([*lines, json.dumps({"event": "end", "count": len(self.events)})]) + "\n")
+        _write_atomically(
+            Path(path), "\n".join([*lines, json.dumps({"event": "end", "count": len(self.events)})]) + "\n"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -223,7 +224,9 @@ class Trace:
                     else:
                         trace.emit(_event_from(kind, record))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise TraceError(f"{path}, line {number}: not a trace event ({error}); save the trace again") from error
+                    raise TraceError(
+                        f"{path}, line {number}: not a trace event ({error}); save the trace again"
+                    ) from error
         if not ended:
             raise TraceError(f"{path}: cut short, its last line is missing; save the trace again")
         return trace
@@ -303,5 +306,3 @@ def _write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-

@@ -25,7 +25,13 @@ def make_scheduler(
     cls: type[Scheduler] = Scheduler,
 ) -> Scheduler:
     checker = StopChecker([EOS], max_model_len)
-    return cls(KVCacheManager(BlockPool(num_blocks, block_size)), batching or ContinuousBatching(), policy, checker, max_model_len)
+    return cls(
+        KVCacheManager(BlockPool(num_blocks, block_size)),
+        batching or ContinuousBatching(),
+        policy,
+        checker,
+        max_model_len,
+    )
 
 
 def add(scheduler: Scheduler, name: str, num_prompt_tokens: int, max_tokens: int | None = 20, **kwargs) -> Sequence:

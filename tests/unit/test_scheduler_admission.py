@@ -94,7 +94,9 @@ def test_what_can_never_fit_is_refused_when_added_and_only_that(case):
     assert outputs["ok"].outputs[0].finish_reason == FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens", "fits"), [(60, 5, True), (60, 6, False), (64, 1, True), (65, 1, False)])
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"), [(60, 5, True), (60, 6, False), (64, 1, True), (65, 1, False)]
+)
 def test_the_last_sampled_token_needs_no_block(prompt, max_tokens, fits):
     """4 blocks of 16: need = ceil((prompt + max_tokens - 1) / 16)."""
     engine = make_engine(num_blocks=4)

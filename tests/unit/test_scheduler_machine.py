@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, completions and tiny pools: the invariants hold after every step, and everybody ends once."""
+"""Random arrivals, aborts and tiny pools: the invariants hold after every step, and everybody ends once."""
 
 from collections import Counter
 
@@ -31,7 +31,9 @@ POLICIES = st.sampled_from([FCFS, Priority, lambda: Priority(displace=True)])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(batching=BATCHINGS, policy=POLICIES, num_blocks=st.integers(3, 14), block_size=st.sampled_from([1, 2, 4]))
+    @initialize(
+        batching=BATCHINGS, policy=POLICIES, num_blocks=st.integers(3, 14), block_size=st.sampled_from([1, 2, 4])
+    )
     def setup(self, batching, policy, num_blocks, block_size):
         self.scheduler = make_scheduler(batching, policy=policy(), num_blocks=num_blocks, block_size=block_size)
         self.added, self.ended, self.samples = 0, Counter(), {}
@@ -142,10 +144,14 @@ def test_twenty_thousand_random_steps():
         batching = ContinuousBatching(
             mixed=round_ % 2 == 0, max_num_seqs=rng.randint(1, 8), max_num_batched_tokens=rng.randint(4, 64)
         )
-        machine.setup(batching, lambda r=round_: Priority(displace=r % 3 == 0), rng.randint(6, 20), rng.choice([1, 2, 4]))
+        machine.setup(
+            batching, lambda r=round_: Priority(displace=r % 3 == 0), rng.randint(6, 20), rng.choice([1, 2, 4])
+        )
         for _ in range(1000):
             while rng.random() < 0.3:
-                machine.arrive(rng.randint(1, 20), rng.randint(1, 15), rng.randint(0, 2), rng.choice([1, 1, 1, 2, 3]), False)
+                machine.arrive(
+                    rng.randint(1, 20), rng.randint(1, 15), rng.randint(0, 2), rng.choice([1, 1, 1, 2, 3]), False
+                )
             if rng.random() < 0.05 and machine.scheduler.requests:
                 machine.take(machine.scheduler.abort(rng.choice(sorted(machine.scheduler.requests))))
             machine.step(EOS if rng.random() < 0.05 else 1)
