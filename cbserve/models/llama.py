@@ -13,6 +13,9 @@ from cbserve.models.config import ModelConfig
 # attend(layer, q [N, heads, head_dim], k [N, kv_heads, head_dim], v [N, kv_heads, head_dim]) -> [N, heads, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
+# Below this many elements a call of oneDNN costs more than the product.
+_WORTH_PACKING = 1 << 16
+
 
 class LlamaModel:
     """Weights of a Llama-architecture model (Touvron et al., arXiv 2302.13971) and its forward pass.
@@ -85,8 +88,8 @@ class _Layer:
 class Linear:
     """x [N, in] -> [N, out] without bias.
 
-    On a CPU in float32 the weight [out, in] is reordered once into oneDNN's blocked layout, as torch's own compiler does
-    it; otherwise oneDNN reorders at every call, which doubles the time at batch sizes of 2 to 8. The given weight
+    On a CPU in float32 the weight [out, in] is reordered once into oneDNN's blocked layout, as torch's own compiler
+    does it; otherwise oneDNN reorders at every call, which doubles the time at batch sizes of 2 to 8. The given weight
     is not kept then.
     """
 
@@ -103,8 +106,11 @@ class Linear:
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    """`weight` in oneDNN's layout, or None where that does not exist: private operators, absent from some builds."""
+    """`weight` in oneDNN's layout, or None where that does not pay or not exist: private operators, absent from some
+    builds."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return None
+    if weight.numel() < _WORTH_PACKING:
         return None
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -128,7 +134,7 @@ def _rotation_table(config: ModelConfig) -> Tensor:
 def _interleave_pairs(weight: Tensor, head_dim: int) -> Tensor:
     """Rows of q or k from a checkpoint's order within each head (x_0 .. x_h, y_0 .. y_h) to x_0, y_0, x_1, y_1, ...
 
-    Rotary embedding turns each (x_j, y_j) like a complex number. Side by side they are one in memory, so the whole rotation
-    is a single complex product. q and k change order alike, so their dot products stay what they are.
+    Rotary embedding turns each (x_j, y_j) like a complex number. Side by side they are one in memory, so the whole
+    rotation is a single complex product. q and k change order alike, so their dot products stay what they are.
     """
     return weight.view(-1, 2, head_dim // 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)

@@ -1,7 +1,7 @@
 """From logits to tokens: temperature, min_p, top-k, top-p, in vLLM's order; random numbers that know their place.
 
-A row's token is a function of its own logits and its own `SamplingRow`. Neither the other rows nor their order nor their number
-enters, so a request gives the same tokens alone, in any batch, and after a preemption.
+A row's token is a function of its own logits and its own `SamplingRow`. Neither the other rows nor their order nor
+their number enters, so a request gives the same tokens alone, in any batch, and after a preemption.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SamplingRow:
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[dict[int, float] | None]]:
     """One token a row of float32 `logits` [R, V], and the log-probabilities that were asked for.
 
-    Log-probabilities are raw, as in vLLM: the log-softmax of the logits as they came, whatever was sampled with. The chosen
-    token comes first, then the N best in falling order (the chosen one is not repeated). Raises `ValueError` if there
-    is not one `SamplingRow` a row.
+    Log-probabilities are raw, as in vLLM: the log-softmax of the logits as they came, whatever was sampled with. The
+    chosen token comes first, then the N best in falling order (the chosen one is not repeated). Raises `ValueError` if
+    there is not one `SamplingRow` a row.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{logits.shape[0]} rows of logits but {len(rows)} rows of sampling parameters; give one each")

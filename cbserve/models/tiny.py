@@ -25,9 +25,9 @@ TINY = ModelConfig(
 def tiny_weights(seed: int = 0) -> dict[str, Tensor]:
     """Random float32 weights, wide enough that what is generated depends on everything before it.
 
-    Small weights would let a token's own embedding decide, and greedy text would be one token for ever, which hides every
-    fault of a KV cache. Here each branch adds about as much as the residual stream carries, and attention picks its
-    tokens. Greedy text is printable ASCII: the rows of all other tokens, end of text included, have logits of zero.
+    Small weights would let a token's own embedding decide, and greedy text would be one token for ever, which hides
+    every fault of a KV cache. Here each branch adds about as much as the residual stream carries, and attention picks
+    its tokens. Greedy text is printable ASCII: the rows of all other tokens, end of text included, have logits of zero.
     """
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
@@ -40,5 +40,5 @@ def tiny_weights(seed: int = 0) -> dict[str, Tensor]:
         weights[name] = torch.randn(shape, generator=generator) * (gain / fan_in**0.5)
     printable = torch.zeros(TINY.vocab_size, dtype=torch.bool)
     printable[0x20:0x7F] = True
-    weights["lm_head.weight"] *= 4.0 * printable.unsqueeze(1)
+    weights["lm_head.weight"] *= 6.0 * printable.unsqueeze(1)
     return weights

@@ -69,7 +69,7 @@ class Tokenizer:
             raise ModelError(f"a prompt must be a string to be encoded, not {type(text).__name__}")
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
+        except (UnicodeEncodeError, TypeError) as error:  # which of them depends on the release of tokenizers
             raise ModelError(
                 f"the prompt is not valid Unicode ({error}); decode it with errors='replace' where it is read"
             ) from error
@@ -111,7 +111,8 @@ class Tokenizer:
         wrong = next((m for m in messages if not isinstance(m, Mapping) or not {"role", "content"} <= set(m)), None)
         if not messages or wrong is not None:
             raise ModelError(
-                f"a conversation is a non-empty list of {{'role': ..., 'content': ...}}, got {wrong if messages else messages!r}"
+                "a conversation is a non-empty list of {'role': ..., 'content': ...}, "
+                f"got {wrong if messages else messages!r}"
             )
         try:
             return self._template.render(
@@ -204,7 +205,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _read_template(folder: Path) -> str | None:
-    """transformers keeps the template in a file of its own (since 4.51), or in tokenizer_config.json, once or by name."""
+    """transformers keeps it in a file of its own (since 4.51), or in tokenizer_config.json: one, or several by name."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8")

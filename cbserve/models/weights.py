@@ -34,7 +34,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> LoadedModel:
-    """Config, model and tokenizer of "smollm2-135m" (fetched if absent), "tiny" (random, from `seed`), or a local folder.
+    """Config, model and tokenizer of "smollm2-135m" (fetched if absent), "tiny" (random, by `seed`) or a local folder.
 
     A folder is a Hugging Face one of a Llama-architecture model: config.json, *.safetensors, tokenizer.json. `dtype`
     None chooses by `default_dtype`. Raises `ModelError` naming the file and the cure for anything else.
