@@ -1,0 +1,97 @@
+"""How long answers are: quantile tables of real traces, and samples from them and from textbook distributions."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from cbserve.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class LengthTable:
+    """Quantiles of a trace's lengths in tokens: (percent, tokens) pairs, rising.
+
+    `source` and `licence` say where the trace is from; show them beside every figure that is drawn from it.
+    """
+
+    name: str
+    num_requests: int
+    output: tuple[tuple[float, float], ...]
+    prompt: tuple[tuple[float, float], ...]
+    output_mean: float
+    prompt_mean: float
+    source: str
+    licence: str
+
+    def sample_output(self, n: int, seed: int = 0) -> list[int]:
+        """`n` output lengths, independent, at least 1: the inverse of the table's distribution function."""
+        return _sample(self.output, self.num_requests, n, seed)
+
+    def sample_prompt(self, n: int, seed: int = 0) -> list[int]:
+        """`n` prompt lengths, independent of the outputs (their correlation in these traces is below 0.1)."""
+        return _sample(self.prompt, self.num_requests, n, seed)
+
+
+@cache
+def azure(name: str) -> LengthTable:
+    """The Azure LLM inference trace of 2023: "conv" (chat) or "code" (completion). Patel et al. 2024, Splitwise.
+
+    Raises:
+        InvalidRequestError: another name.
+    """
+    data = json.loads((files("cbserve.workloads") / "data" / "azure_2023.json").read_text(encoding="utf-8"))
+    if name not in ("conv", "code"):
+        raise InvalidRequestError(f"azure({name!r}): there are 'conv' and 'code'")
+    table = data[name]
+    return LengthTable(
+        f"Azure {name} 2023",
+        table["requests"],
+        tuple(map(tuple, table["output"])),
+        tuple(map(tuple, table["prompt"])),
+        table["output_mean"],
+        table["prompt_mean"],
+        data["source"],
+        data["licence"],
+    )
+
+
+def fixed(length: int, n: int) -> list[int]:
+    """`n` equal lengths: static batching wastes nothing on them."""
+    return [length] * n
+
+
+def exponential(mean: float, n: int, seed: int = 0) -> list[int]:
+    """`n` exponential lengths, rounded up to whole tokens."""
+    rng = random.Random(seed)
+    return [math.ceil(rng.expovariate(1 / mean)) or 1 for _ in range(n)]
+
+
+def lognormal(median: float, sigma: float, n: int, seed: int = 0) -> list[int]:
+    """`n` lognormal lengths: the logarithm has standard deviation `sigma`; at least 1 token."""
+    rng = random.Random(seed)
+    return [max(1, round(median * math.exp(rng.gauss(0.0, sigma)))) for _ in range(n)]
+
+
+def _sample(quantiles: tuple[tuple[float, float], ...], num_requests: int, n: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [max(1, round(_quantile(quantiles, num_requests, 100 * rng.random()))) for _ in range(n)]
+
+
+def _quantile(quantiles: tuple[tuple[float, float], ...], num_requests: int, percent: float) -> float:
+    """Between two quantiles: linear up to the median, above it a power law of the share that is longer (a straight line
+    on log-log axes), because the tail of a table is coarse and lengths are long-tailed. The longest of n requests stands
+    at a share of 1 / (n + 1)."""
+    shortest_share = 100 / (num_requests + 1)
+    for (low, a), (high, b) in zip(quantiles, quantiles[1:], strict=False):
+        if percent > high:
+            continue
+        if low < 50:
+            return a + (b - a) * (percent - low) / (high - low)
+        share, left, right = (math.log(max(100 - p, shortest_share)) for p in (percent, low, high))
+        return a * (b / a) ** ((left - share) / (left - right))
+    return quantiles[-1][1]
