@@ -4,6 +4,8 @@ The public names below are loaded when they are first used, so that `import cbse
 nothing: neither torch nor numpy is imported before something needs it.
 """
 
+from __future__ import annotations  # an older Python must get as far as the message in __main__
+
 from importlib import import_module
 
 __version__ = "0.1.0"
