@@ -47,7 +47,9 @@ def bars(
     height = draw(canvas, heading(canvas, title), labels, named, unit, high)
     header = ["", *(f"{name or 'value'}{f' ({unit})' if unit else ''}" for name in named)]
     rows = [[label, *(values[i] for values in named.values())] for i, label in enumerate(labels)]
-    spoken = "; ".join(f"{label}: " + ", ".join(_said(v[i], unit, name) for name, v in named.items()) for i, label in enumerate(labels))
+    spoken = "; ".join(
+        f"{label}: " + ", ".join(_said(v[i], unit, name) for name, v in named.items()) for i, label in enumerate(labels)
+    )
     return Figure(canvas.svg(height, title, spoken + "."), title, spoken + ".", caption or f"{title}.", (header, rows))
 
 
@@ -61,7 +63,9 @@ def _fill(canvas: Canvas, index: int) -> str:
     return f"url(#{ID}{look})"
 
 
-def _horizontal(canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[str, Sequence[float]], unit: str, high: float) -> float:
+def _horizontal(
+    canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[str, Sequence[float]], unit: str, high: float
+) -> float:
     left = min(280.0, 24 + max(style.text_width(label, 13) for label in labels))
     texts = [_said(v, unit, name) for name, values in named.items() for v in values]
     scale = Scale(0, high, left, canvas.width - 24 - max(style.text_width(text, 13, bold=True) for text in texts))
@@ -76,14 +80,22 @@ def _horizontal(canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[
         for index, (name, values) in enumerate(named.items()):
             hover = f"{label}: {_said(values[i], unit, name)}"
             canvas.rect(left, y, scale(values[i]) - left, tall - 2, "", hover, fill=_fill(canvas, index), rx=3)
-            canvas.text(scale(values[i]) + 7, y + tall / 2 + 3.5, _said(values[i], unit, name), "b", style="font-size:13px;font-weight:600")
+            canvas.text(
+                scale(values[i]) + 7,
+                y + tall / 2 + 3.5,
+                _said(values[i], unit, name),
+                "b",
+                style="font-size:13px;font-weight:600",
+            )
             y += tall
         y += max(12, len(lines) * 16 - tall * len(named))
     canvas.line(left, top - 4, left, y - 8, "x")
     return y + 4
 
 
-def _vertical(canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[str, Sequence[float]], unit: str, high: float) -> float:
+def _vertical(
+    canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[str, Sequence[float]], unit: str, high: float
+) -> float:
     if len(named) > 1:
         x, y = 16.0, y + 26
         for index, name in enumerate(named):
@@ -172,7 +184,9 @@ def lines(
         f"{name}: {y_name} {style.number(f[0][1])} at {x_name} {style.number(f[0][0])}, "
         f"{style.number(f[-1][1])} at {style.number(f[-1][0])}." for name, f in points.items()
     )  # fmt: skip
-    return Figure(canvas.svg(last + 16, title, desc), title, desc, caption or f"{title}.", (["series", x_name, y_name], rows))
+    return Figure(
+        canvas.svg(last + 16, title, desc), title, desc, caption or f"{title}.", (["series", x_name, y_name], rows)
+    )
 
 
 MARKERS = (
@@ -224,7 +238,10 @@ def histogram(
     bottom = top + height - 120
     x_scale = Scale(low, high, 60, width - 28, log_x)
     low, high = x_scale.low, x_scale.high
-    edges = [low * (high / low) ** (i / num_bins) if log_x else low + (high - low) * i / num_bins for i in range(num_bins + 1)]
+    edges = [
+        low * (high / low) ** (i / num_bins) if log_x else low + (high - low) * i / num_bins
+        for i in range(num_bins + 1)
+    ]
     edges[-1] = high
     counts = _counts(finite, edges)
     curve: list[float] = []
@@ -247,14 +264,29 @@ def histogram(
     for k, (name, value) in enumerate(sorted((marks or {}).items(), key=lambda item: item[1])):
         x, y = x_scale(value), top - 8 - 16 * (len(marks or {}) - 1 - k)
         text = f"{name} {style.number(value)}"
-        canvas.add("path", "e", f"{name}: {style.number(value)}", d=f"M{x:.1f} {y - 8:.1f}V{bottom:.1f}", stroke_dasharray="5 3")
+        canvas.add(
+            "path",
+            "e",
+            f"{name}: {style.number(value)}",
+            d=f"M{x:.1f} {y - 8:.1f}V{bottom:.1f}",
+            stroke_dasharray="5 3",
+        )
         on_left = x + style.text_width(text, 13, bold=True) + 6 > width - 10
-        canvas.text(x + (-6 if on_left else 6), y, text, "b halo", "end" if on_left else "", style="font-size:13px;font-weight:600")
+        canvas.text(
+            x + (-6 if on_left else 6),
+            y,
+            text,
+            "b halo",
+            "end" if on_left else "",
+            style="font-size:13px;font-weight:600",
+        )
     if curve:
         most = max(range(len(curve)), key=lambda i: curve[i])
         at = middles[most], y_scale(curve[most])
         on_left = at[0] > width / 2
-        canvas.text(at[0] + (-9 if on_left else 9), max(at[1] - 8, top + 10), expected_name, "b halo", "end" if on_left else "")
+        canvas.text(
+            at[0] + (-9 if on_left else 9), max(at[1] - 8, top + 10), expected_name, "b halo", "end" if on_left else ""
+        )
     header = [f"from ({x_name})", "to", "how many", *([expected_name] if curve else [])]
     rows = [[edges[i], edges[i + 1], n, *([curve[i]] if curve else [])] for i, n in enumerate(counts)]
     desc = f"{len(finite):,} values from {style.number(finite[0])} to {style.number(finite[-1])}, in {num_bins} bins."
@@ -264,7 +296,13 @@ def histogram(
 
 def _counts(ordered: Sequence[float], edges: Sequence[float]) -> list[int]:
     """How many lie in each bin; the last one includes its right edge."""
-    below = [0, *(bisect_right(ordered, edge) if i == len(edges) - 2 else _below(ordered, edge) for i, edge in enumerate(edges[1:]))]
+    below = [
+        0,
+        *(
+            bisect_right(ordered, edge) if i == len(edges) - 2 else _below(ordered, edge)
+            for i, edge in enumerate(edges[1:])
+        ),
+    ]
     below[0] = _below(ordered, edges[0])
     return [b - a for a, b in zip(below, below[1:], strict=False)]
 

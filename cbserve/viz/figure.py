@@ -34,7 +34,7 @@ _CLASSES = {
     "e": "stroke:var(--ink);stroke-width:1.5;fill:none", "w": "fill:url(#@id@w);stroke:var(--line);stroke-width:.8",
     "wl": "stroke:var(--line);stroke-width:1.5", "m": "fill:var(--line)", "i": "fill:var(--ink)",
     "dot": "stroke:var(--bg);stroke-width:1.2", "track": "fill:var(--grid);fill-opacity:.45", "pre": "fill:#000;fill-opacity:.56;stroke:#000;stroke-width:1",
-    "cap": "fill:#000;fill-opacity:.62",
+    "cut": "stroke:var(--bg);stroke-width:5;fill:none", "cap": "fill:#000;fill-opacity:.62",
     "v": "fill:none;stroke:#fff;stroke-width:2;stroke-linecap:round;stroke-linejoin:round",
     "badge": "fill:var(--ink);stroke:var(--bg);stroke-width:1.5",
     "sign": "fill:none;stroke:var(--bg);stroke-width:1.8;stroke-linecap:round;stroke-linejoin:round",
@@ -62,7 +62,9 @@ class Canvas:
         )
         self.parts.append(f"<{tag}{text}>{_hover(hover)}</{tag}>" if hover else f"<{tag}{text}/>")
 
-    def rect(self, x: float, y: float, width: float, height: float, cls: str, hover: str = "", **more: float | str) -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, cls: str, hover: str = "", **more: float | str
+    ) -> None:
         self.add("rect", cls, hover, x=x, y=y, width=max(width, 0.5), height=height, **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, cls: str, **more: float | str) -> None:
@@ -71,7 +73,9 @@ class Canvas:
     def text(self, x: float, y: float, text: str, cls: str, anchor: str = "", style: str = "") -> None:
         anchored = f' text-anchor="{anchor}"' if anchor else ""
         styled = f' style="{style}"' if style else ""
-        self.parts.append(f'<text class="{cls}" x="{_short(x)}" y="{_short(y)}"{anchored}{styled}>{escape(text)}</text>')
+        self.parts.append(
+            f'<text class="{cls}" x="{_short(x)}" y="{_short(y)}"{anchored}{styled}>{escape(text, quote=False)}</text>'
+        )
 
     def svg(self, height: float, title: str, desc: str) -> str:
         """The whole document, for an `<img>`: its ids begin with a hash of its content."""
@@ -79,7 +83,7 @@ class Canvas:
         text = (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img" aria-labelledby="{ID}t {ID}d" font-family="{FONT}" style="max-width:100%;height:auto">'
-            f'<title id="{ID}t">{escape(title)}</title><desc id="{ID}d">{escape(desc)}</desc>'
+            f'<title id="{ID}t">{escape(title, quote=False)}</title><desc id="{ID}d">{escape(desc, quote=False)}</desc>'
             f"<style>{_IMAGE_THEME}{_STYLE}</style><defs>{_WASTE}{''.join(self.defs.values())}</defs>"
             f'<rect class="bg" fill="#fff" width="{width}" height="{height}" rx="8"/>{"".join(self.parts)}</svg>'
         )
@@ -87,7 +91,7 @@ class Canvas:
 
 
 def _hover(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
+    return f"<title>{escape(text, quote=False)}</title>"
 
 
 def _short(value: float | str) -> str:
@@ -116,7 +120,9 @@ class Figure:
         """An `<img>`: it survives untrusted notebooks, GitHub and both themes."""
         data = base64.b64encode(self.svg.encode()).decode()
         alt = escape(f"{self.title}. {self.desc}", quote=True)
-        return self._frame(f'<img alt="{alt}" style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">')
+        return self._frame(
+            f'<img alt="{alt}" style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
+        )
 
     def live_html(self) -> str:
         """Inline SVG with hover text and the page's theme, for `widgets.HTML`."""

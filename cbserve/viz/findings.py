@@ -14,7 +14,7 @@ Rows = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
 def batching_name(trace: Trace) -> str:
-    """"static batching", "continuous batching", or what the trace calls it."""
+    """ "static batching", "continuous batching", or what the trace calls it."""
     name = str(trace.meta.get("batching", "batching")).partition("(")[0]
     return {"StaticBatching": "static batching", "ContinuousBatching": "continuous batching"}.get(name, name)
 
@@ -78,7 +78,11 @@ def panel_heading(trace: Trace) -> str:
         return f"{heading}: a slot waits for the slowest of its batch"
     causes = {event.cause for event in trace.of(Preempted)}
     if causes:
-        what = "a more urgent request takes a running one's place" if "displaced" in causes else "blocks run out, the last yields"
+        what = (
+            "a more urgent request takes a running one's place"
+            if "displaced" in causes
+            else "blocks run out, the last yields"
+        )
         return f"{heading}: {what}"
     if name == "continuous batching" and any(event.step > 0 and not event.resumed for event in trace.of(Admitted)):
         return f"{heading}: a free slot takes the next request at once"

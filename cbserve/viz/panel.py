@@ -140,7 +140,7 @@ class Panel:
                 where = f"step {run[0].step}" if len(run) == 1 else f"steps {run[0].step} to {run[-1].step}"
                 hover = f"{where}: {plural(run[0].num_waiting, 'request')} waiting"
                 self.canvas.rect(x, base - height, edge - x, height, "", hover, fill="none", pointer_events="all")
-        self.canvas.text(self.canvas.width - RIGHT + 14, base - 2, f"at most {most:,} at a time", "a")
+        self.canvas.text(self.canvas.width - RIGHT + 14, base - 2, f"at most {most:,}", "a")
         return base
 
     def _slot(self, row: list[Span]) -> None:
@@ -154,7 +154,9 @@ class Panel:
                 self.canvas.rect(x, self.y(first.slot), edge - x, self.height, "m", hover)
             elif first.kind == "padding":
                 self.seen.add("padding")
-                hover = f"{self.names[first.request_id]} is done: {plural(first.num_steps, 'step')} computed, thrown away"
+                hover = (
+                    f"{self.names[first.request_id]} is done: {plural(first.num_steps, 'step')} computed, thrown away"
+                )
                 self._bar(first.slot, x, edge, "w", f"{hover} ({_steps(first, last)})")
             elif first.kind == "held":
                 self.seen.add("held")
@@ -169,7 +171,12 @@ class Panel:
         stays: list[list[Span]] = []
         for span in row:
             last = stays[-1][-1] if stays else None
-            if last and last.seq_id == span.seq_id and last.last + 1 == span.first and {last.kind, span.kind} <= COMPUTE:
+            if (
+                last
+                and last.seq_id == span.seq_id
+                and last.last + 1 == span.first
+                and {last.kind, span.kind} <= COMPUTE
+            ):
                 stays[-1].append(span)
             else:
                 stays.append([span])
@@ -191,7 +198,9 @@ class Panel:
         self.canvas.defs.setdefault(look, style.pattern(ID + look, index))
         request = name if name == first.request_id else f"{name} ({first.request_id})"
         tokens = sum(s.num_sampled for s in stay)
-        self._bar(slot, x, edge, "", f"{request}: {plural(tokens, 'token')}, {_steps(first, last)}", fill=f"url(#{ID}{look})")
+        self._bar(
+            slot, x, edge, "", f"{request}: {plural(tokens, 'token')}, {_steps(first, last)}", fill=f"url(#{ID}{look})"
+        )
         self.seen.add("decode")
         size = min(13, self.height - 1)
         needed = style.text_width(name, size, bold=True) + 3
@@ -218,7 +227,9 @@ class Panel:
         self._bar(span.slot, a, b, cls, f"{request}: {what} {plural(span.num_tokens, 'token')}, {_steps(span, span)}")
         tall = min(4.0, self.height / 2 - 4)
         if has_mark and b - a >= 8:
-            Panel.chevrons(self.canvas, (a + b) / 2, self.y(span.slot) + self.height / 2, tall, span.recomputes and b - a >= 16)
+            Panel.chevrons(
+                self.canvas, (a + b) / 2, self.y(span.slot) + self.height / 2, tall, span.recomputes and b - a >= 16
+            )
 
     def _bar(self, slot: int, x: float, edge: float, cls: str, hover: str, **more: str) -> None:
         wide = edge - x
@@ -252,7 +263,8 @@ class Panel:
                     f"{plural(event.num_computed_tokens, 'token')} will be computed again"
                 )
                 zigzag = "".join(f"l{2.5 if i % 2 else -2.5} {self.height / 4:.2f}" for i in range(4))
-                self.canvas.add("path", "e halo", hover, d=f"M{x:.1f} {y:.1f}{zigzag}")
+                for cls in ("cut", "e"):
+                    self.canvas.add("path", cls, hover if cls == "e" else "", d=f"M{x:.1f} {y:.1f}{zigzag}")
             else:
                 hover = f"step {event.step}: {name} resumes in slot {event.slot}"
             if x - last_badge.get(event.slot, -99.0) >= 15:

@@ -53,14 +53,28 @@ def spans(trace: Trace) -> list[Span]:
         if isinstance(event, StepEvent):
             for row in event.rows:
                 last = open_.get(row.slot)
-                if last is not None and last.seq_id == row.seq_id and last.kind == row.kind and last.last == event.step - 1:
+                if (
+                    last is not None
+                    and last.seq_id == row.seq_id
+                    and last.kind == row.kind
+                    and last.last == event.step - 1
+                ):
                     last.last = event.step
                     last.num_tokens += row.num_tokens
                     last.num_sampled += row.num_sampled
                     continue
                 if last is not None and last.seq_id == row.seq_id:
                     _hold(found, last, event.step)
-                span = Span(owners[row.seq_id], row.seq_id, row.slot, row.kind, event.step, event.step, row.num_tokens, row.num_sampled)
+                span = Span(
+                    owners[row.seq_id],
+                    row.seq_id,
+                    row.slot,
+                    row.kind,
+                    event.step,
+                    event.step,
+                    row.num_tokens,
+                    row.num_sampled,
+                )
                 span.recomputes = row.kind == "prefill" and row.seq_id in resumed
                 open_[row.slot] = span
                 found.append(span)
@@ -131,5 +145,10 @@ def letters(order: Mapping[str, int], names: Mapping[str, str] | None = None) ->
 
 
 def cut(trace: Trace, first: int, last: int) -> Trace:
-    """The part of a trace with the steps first..last, for its metrics."""
-    return Trace(trace.meta, [e for e in trace if not isinstance(e, StepEvent) or first <= e.step <= last])
+    """The part of a trace with the steps first..last, and what was decided before and in them."""
+    kept = [
+        event
+        for event in trace
+        if getattr(event, "step", 0) <= last and (not isinstance(event, StepEvent) or event.step >= first)
+    ]
+    return Trace(trace.meta, kept)

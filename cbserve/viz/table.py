@@ -24,7 +24,9 @@ def _columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bo
     """For each column: is it of numbers?"""
     for row in rows:
         if len(row) != len(header):
-            raise ValueError(f"row {list(row)!r} has {len(row)} cells, the header {len(header)}; give one value a column")
+            raise ValueError(
+                f"row {list(row)!r} has {len(row)} cells, the header {len(header)}; give one value a column"
+            )
     return [_is_numeric([row[i] for row in rows]) for i in range(len(header))]
 
 
@@ -56,7 +58,10 @@ class Table:
         lines = [list(self.header), *([_cell(value) for value in row] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
-        text = ["  ".join(f"{v:>{w}}" if r else f"{v:<{w}}" for v, w, r in zip(line, widths, right, strict=True)) for line in lines]
+        text = [
+            "  ".join(f"{v:>{w}}" if r else f"{v:<{w}}" for v, w, r in zip(line, widths, right, strict=True))
+            for line in lines
+        ]
         return "\n".join(line.rstrip() for line in ([self.caption] if self.caption else []) + text)
 
     __repr__ = __str__

@@ -60,7 +60,13 @@ def _can_encode(signs: str) -> bool:
 
 
 def _row(
-    found: list[Span], end: int, each: int, signs: dict[str, str], names: dict[str, str], order: dict[str, int], color: bool
+    found: list[Span],
+    end: int,
+    each: int,
+    signs: dict[str, str],
+    names: dict[str, str],
+    order: dict[str, int],
+    color: bool,
 ) -> str:
     columns = -(-end // each)
     most: list[tuple[int, Span | None]] = [(0, None)] * columns
@@ -73,7 +79,9 @@ def _row(
     starts: set[int] = set()
     for column, (_, span) in enumerate(cells):
         before = cells[column - 1][1] if column else None
-        is_new = span is not None and (before is None or before.seq_id != span.seq_id or before.kind in ("padding", "held"))
+        is_new = span is not None and (
+            before is None or before.seq_id != span.seq_id or before.kind in ("padding", "held")
+        )
         if span is not None and span.kind in ("prefill", "decode") and is_new:
             starts.add(column)
     letters_at: dict[int, str] = {}
@@ -88,7 +96,10 @@ def _row(
         (_paint(order[span.request_id], span.kind) if color and span and span.kind in ("prefill", "decode") else "")
         for _, span in cells
     ]
-    chars = [letters_at.get(i, " " if paint else sign) for i, ((sign, _), paint) in enumerate(zip(cells, painted, strict=True))]
+    chars = [
+        letters_at.get(i, " " if paint else sign)
+        for i, ((sign, _), paint) in enumerate(zip(cells, painted, strict=True))
+    ]
     out = []
     for paint, group in groupby(zip(painted, chars, strict=True), key=lambda pair: pair[0]):
         run = "".join(char for _, char in group)
@@ -105,11 +116,20 @@ def _paint(index: int, kind: str) -> str:
 
 
 def _key(kinds: set[str], signs: dict[str, str], color: bool) -> str:
-    words = {"decode": "decode", "prefill": "prefill", "padding": "computed and thrown away", "held": "waits in its slot"}
+    words = {
+        "decode": "decode",
+        "prefill": "prefill",
+        "padding": "computed and thrown away",
+        "held": "waits in its slot",
+    }
     if color:
         words = {kind: word for kind, word in words.items() if kind in ("padding", "held")} | {"": "empty"}
-        return ", ".join(["dark: prefill, bright: decode", *(f"{signs[k]} {w}" for k, w in words.items() if k in kinds or not k)])
-    return ", ".join(["a letter begins a request", *(f"{signs[kind]} {word}" for kind, word in words.items() if kind in kinds)])
+        return ", ".join(
+            ["dark: prefill, bright: decode", *(f"{signs[k]} {w}" for k, w in words.items() if k in kinds or not k)]
+        )
+    return ", ".join(
+        ["a letter begins a request", *(f"{signs[kind]} {word}" for kind, word in words.items() if kind in kinds)]
+    )
 
 
 def _ruler(end: int, each: int) -> str:

@@ -53,7 +53,9 @@ def timeline(
     end = max(end_step(trace) for trace in traces) or 1
     first, last = max(0, first_step), min(end - 1 if last_step is None else last_step, end - 1)
     if last < first:
-        raise ValueError(f"first_step={first_step}, last_step={last_step}: the part is empty; choose steps from 0 to {end - 1}")
+        raise ValueError(
+            f"first_step={first_step}, last_step={last_step}: the part is empty; choose steps from 0 to {end - 1}"
+        )
     now = last if cursor is None else max(first, min(cursor, last))
     order = order_of_arrival(traces)
     names = letters(order, names)
@@ -73,14 +75,19 @@ def timeline(
         y = panel.draw(y + 30, labels[index] if labels else panel_heading(trace), queue)
         panel.numbers(width - RIGHT + 14, *panel_numbers(part, wholes[index], axis))
         if cursor is not None:
-            canvas.line(panel.right(now), panel.top - 5, panel.right(now), panel.bottom + 5, "e", stroke_dasharray="4 3")
+            canvas.line(
+                panel.right(now), panel.top - 5, panel.right(now), panel.bottom + 5, "e", stroke_dasharray="4 3"
+            )
         panels.append(panel)
     if cursor is None and len(panels) > 1:
         panels[-1].saved_against(panels[0], axis)
     y = _axis(canvas, grid_at, top, y + 4, (low, high, per_unit), axis)
     y = _key(canvas, y + 24, key_entries(panels))
     text = description(parts, labels)
-    return Figure(canvas.svg(y + 16, title, text), title, text, caption(title, traces), table_twin(parts, labels, names))
+    until = [trace if now >= end_step(trace) - 1 else cut(trace, 0, now) for trace in traces]
+    return Figure(
+        canvas.svg(y + 16, title, text), title, text, caption(title, traces), table_twin(until, labels, names)
+    )
 
 
 def _times(parts: Sequence[Trace]) -> tuple[float, float]:
@@ -90,7 +97,9 @@ def _times(parts: Sequence[Trace]) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def _axis(canvas: Canvas, grid_at: int, top: float, bottom: float, scale: tuple[float, float, float], axis: str) -> float:
+def _axis(
+    canvas: Canvas, grid_at: int, top: float, bottom: float, scale: tuple[float, float, float], axis: str
+) -> float:
     """Grid lines go behind what is drawn already. Returns the baseline of the axis' name."""
     low, high, per_unit = scale
     grid = Canvas(canvas.width)

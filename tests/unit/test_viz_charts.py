@@ -1,0 +1,129 @@
+"""Charts and tables: what is drawn is what was given."""
+
+import math
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+import viz_checks
+from cbserve.viz import Figure, bars, histogram, lines, table
+from cbserve.viz.axes import spread
+from cbserve.viz.style import COLOURS, INKS, number, percent, ticks, wrap
+
+SAMPLE = [random.Random(i).expovariate(1 / 100) for i in range(500)]
+PAIRS = {"measured": [21.3, 35.2, 88.1], "predicted": [20.1, 36.0, 91.0]}
+BATCHES = ["batch 1", "batch 8", "batch 32"]
+CLOSE = {"a": ([1, 2, 4], [10, 20, 30]), "b": ([1, 2, 4], [12, 19, 30.2]), "c": ([1, 2], [9, math.nan])}
+
+CASES: dict[str, Callable[[], Figure]] = {
+    "bars": lambda: bars(["static", "continuous"], [60, 37], title="Fewer steps", unit="steps"),
+    "pairs": lambda: bars(BATCHES, PAIRS, title="Measured and predicted agree", unit="ms"),
+    "columns": lambda: bars(BATCHES, PAIRS, title="Measured and predicted agree", unit="ms", horizontal=False),
+    "long labels": lambda: bars(
+        ["a label that goes on and on and on and on and on", "b"], [0, 3], title="t" * 30, width=520
+    ),
+    "lines": lambda: lines(CLOSE, title="Lines", x_name="x", y_name="y", reference=(25, "the bound")),
+    "log lines": lambda: lines(CLOSE, title="Lines", x_name="x", y_name="y", log_x=True, log_y=True),
+    "histogram": lambda: histogram(
+        SAMPLE,
+        title="Long-tailed",
+        x_name="tokens",
+        expected=lambda x: 1 - math.exp(-x / 100),
+        marks={"mean": 100, "p99": 460},
+    ),
+    "log histogram": lambda: histogram(SAMPLE, title="Long-tailed", x_name="tokens", log_x=True, expected=SAMPLE[::2]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_chart_is_named_legible_and_within_its_frame(name: str) -> None:
+    viz_checks.check(CASES[name]().svg)
+
+
+def test_bars_are_proportional_and_tabled() -> None:
+    figure = bars(["a", "b"], [60, 30], title="t", unit="steps")
+    (long, _), (short, _) = viz_checks.bars(figure.svg)
+    assert long.right - long.x == pytest.approx(2 * (short.right - short.x), abs=1)
+    assert figure.table == (["", "value (steps)"], [["a", 60], ["b", 30]])
+
+
+def test_a_histogram_counts_every_value_once() -> None:
+    for log_x in (False, True):
+        header, rows = histogram([1, 1, 2, 3, 10], title="t", x_name="x", num_bins=9, log_x=log_x).table
+        assert header[2] == "how many" and sum(row[2] for row in rows) == 5
+    cdf = histogram(SAMPLE, title="t", x_name="x", expected=lambda x: 1 - math.exp(-x / 100)).table[1]
+    assert sum(row[3] for row in cdf) == pytest.approx(len(SAMPLE), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bars(["a"], [1, 2], title="t"),
+        lambda: bars(["a"], [-1], title="t"),
+        lambda: bars([], [], title="t"),
+        lambda: lines({"a": ([1], [1, 2])}, title="t", x_name="x", y_name="y"),
+        lambda: lines({"a": ([0, 1], [1, 2])}, title="t", x_name="x", y_name="y", log_x=True),
+        lambda: histogram([], title="t", x_name="x"),
+        lambda: table(["a", "b"], [[1]]),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+def test_labels_are_moved_apart_in_order() -> None:
+    places = spread([50, 51, 52, 10], 17, 0, 60)
+    assert places[3] < places[0] < places[1] < places[2] <= 60
+    assert min(b - a for a, b in zip(sorted(places), sorted(places)[1:], strict=False)) >= 17
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0, 60, 6) == [0, 10, 20, 30, 40, 50, 60]
+    assert ticks(0, 1, 4) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert len(ticks(3, 5003, 8)) <= 12
+
+
+def test_numbers_are_written_as_people_read_them() -> None:
+    assert [percent(x) for x in (610 / 1500, 1.0, math.nan)] == ["40.7 %", "100 %", "no value"]
+    assert [number(x) for x in (1234.5, 0.012346, 12, 3.0)] == ["1,234", "0.01235", "12", "3"]
+    assert wrap("12 requests use 58.9 % of it", 130, 12)[-1].split()[0] != "%"
+
+
+def contrast(a: str, b: str) -> float:
+    def luminance(colour: str) -> float:
+        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_has_contrast_on_bars_and_in_both_themes() -> None:
+    for colour, ink in zip(COLOURS, INKS, strict=True):
+        assert contrast(colour, ink) >= 4.5
+    svg = CASES["bars"]().svg
+
+    for theme in re.findall(r"--bg:(#\w+);--ink:(#\w+);--muted:(#\w+)", svg):
+        background, *inks = ("#" + 2 * c[1:] if len(c) == 4 else c for c in theme)
+        assert all(contrast(background, ink) >= 4.5 for ink in inks)
+    assert len(re.findall(r"--bg:", svg)) == 2  # light and dark
+
+
+def test_a_table_aligns_numbers_to_the_right() -> None:
+    shown = table(["request", "tokens"], [["A", 5], ["B<", 1234]], "Two requests")
+    assert str(shown).splitlines() == [
+        "Two requests",
+        "request  tokens",
+        "-------  ------",
+        "A             5",
+        "B<        1,234",
+    ]
+    html = shown._repr_html_()
+    assert (
+        "B&lt;" in html
+        and '<td style="text-align:right">1,234</td>' in html
+        and "<caption>Two requests</caption>" in html
+    )

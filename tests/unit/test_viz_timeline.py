@@ -1,0 +1,217 @@
+"""The timeline shows what the trace says: bars, numbers, words and table."""
+
+import base64
+import random
+import re
+
+import pytest
+import viz_checks
+from cbserve.core.batching import ContinuousBatching, StaticBatching
+from cbserve.core.metrics import sequence_metrics, slot_utilisation
+from cbserve.core.policies import Priority
+from cbserve.core.trace import Preempted, Trace
+from cbserve.serving import serve
+from cbserve.viz import Figure, timeline, timeline_text
+from cbserve.viz.spans import order_of_arrival, spans
+from cbserve.viz.style import index_of_letter, letter, percent
+
+LENGTHS = [4, 9, 22, 6, 12, 3, 16, 5, 7, 10, 4, 8]
+long_tailed = [int(random.Random(1).expovariate(1 / 60)) + 1 for _ in range(1)] + [
+    int(x) + 1 for x in (random.Random(i).expovariate(1 / 60) for i in range(2, 121))
+]
+
+
+def static(lengths: list[int] = LENGTHS, slots: int = 3) -> Trace:
+    return serve(lengths, StaticBatching(slots))
+
+
+def continuous(lengths: list[int] = LENGTHS, slots: int = 3, **options: object) -> Trace:
+    return serve(lengths, ContinuousBatching(max_num_seqs=slots), **options)
+
+
+def preempted() -> Trace:
+    batching = ContinuousBatching(max_num_seqs=4, max_num_batched_tokens=16)
+    return serve([20, 30, 12, 25, 8, 9], batching, num_blocks=9, block_size=8, prompt_tokens=20)
+
+
+def displaced() -> Trace:
+    policy = Priority(displace=True)
+    return continuous([20, 30, 12, 25, 3], policy=policy, priorities=[5, 5, 5, 5, 0], arrivals_s=[0, 0, 0, 0, 6])
+
+
+def stalled() -> Trace:
+    return serve([20, 30, 12, 25, 8], ContinuousBatching(max_num_seqs=4, mixed=False), arrivals_s=[0, 1, 4, 6, 9])
+
+
+CASES = {
+    "static above continuous": lambda: timeline(static(), continuous()),
+    "three panels": lambda: timeline(static(), continuous(), continuous(slots=2), labels=["a", "b", "c"]),
+    "three steps": lambda: timeline(static([1, 2, 3])),
+    "one long answer": lambda: timeline(static([10, 100, 500])),
+    "preemptions": lambda: timeline(preempted(), queue=True),
+    "displacement": lambda: timeline(displaced(), queue=True),
+    "in seconds": lambda: timeline(stalled(), axis="time"),
+    "a part": lambda: timeline(static(), continuous(), first_step=10, last_step=30),
+    "up to a cursor": lambda: timeline(static(), continuous(), cursor=8),
+    "narrow": lambda: timeline(static(), continuous(), width=480),
+    "wide": lambda: timeline(static(), continuous(), width=1200, queue=True),
+    "32 slots": lambda: timeline(static(long_tailed, 32), continuous(long_tailed, 32)),
+    "over 1000 steps": lambda: timeline(continuous(long_tailed, 4), queue=True),
+    "80 slots": lambda: timeline(continuous([5, 9, 2, 1] * 30, 80)),
+    "nothing ran": lambda: timeline(continuous([50, 60], num_blocks=1)),
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    return {name: make() for name, make in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_figure_is_named_legible_and_within_its_frame(name: str, figures: dict[str, Figure]) -> None:
+    viz_checks.check(figures[name].svg)
+
+
+def test_ids_of_two_figures_never_meet(figures: dict[str, Figure]) -> None:
+    ids = [set(re.findall(r'\sid="([^"]+)"', figure.svg)) for figure in figures.values()]
+    assert sum(map(len, ids)) == len(set().union(*ids))
+
+
+def test_an_equal_trace_gives_an_equal_figure() -> None:
+    assert timeline(static()).svg == timeline(static()).svg
+
+
+@pytest.mark.parametrize("make", [static, continuous, preempted, displaced, stalled])
+def test_numbers_in_words_are_those_of_the_metrics(make: object) -> None:
+    trace = make()
+    figure = timeline(trace)
+    assert percent(slot_utilisation(trace)) in {box.text for box in viz_checks.texts(figure.svg)}
+    assert percent(slot_utilisation(trace)) in figure.desc
+    assert f"done at step {len(trace.steps)}" in figure.svg
+
+
+def test_ten_hundred_and_five_hundred_tokens_use_forty_percent() -> None:
+    figure = timeline(static([10, 100, 500]))
+    assert figure.title == "The hatched steps are computed and thrown away: 40.7 % used"
+    assert figure.title in figure.caption
+
+
+def test_two_traces_are_compared_in_the_title() -> None:
+    a, b = static(), continuous()
+    title = timeline(a, b).title
+    for trace in (a, b):
+        assert f"{percent(slot_utilisation(trace))} in {len(trace.steps)} steps" in title
+    assert f"{len(a.steps) - len(b.steps)} steps sooner" in timeline(a, b).svg
+
+
+def test_preemptions_and_displacements_are_told_apart_with_their_reasons() -> None:
+    for trace, word in ((preempted(), "is preempted"), (displaced(), "is displaced")):
+        svg = timeline(trace).svg
+        assert all(event.reason in svg for event in trace.of(Preempted)) and word in svg
+    assert "computes again" in timeline(displaced()).svg
+    assert "displaced by a more urgent request" not in timeline(preempted()).svg
+
+
+def test_a_slot_that_waits_inside_a_step_is_not_drawn_as_computing() -> None:
+    held = [span for span in spans(stalled()) if span.kind == "held"]
+    assert held and "holds the slot and computes nothing" in timeline(stalled()).svg
+
+
+@pytest.mark.parametrize("make", [static, continuous, preempted, displaced, stalled])
+def test_spans_cover_each_row_once(make: object) -> None:
+    trace = make()
+    rows = {(s.step, r.slot): (r.seq_id, r.kind) for s in trace.steps for r in s.rows}
+    found = {}
+    for span in spans(trace):
+        for step in range(span.first, span.last + 1):
+            assert (step, span.slot) not in found
+            found[step, span.slot] = (span.seq_id, span.kind)
+    assert {k: v for k, v in found.items() if v[1] != "held"} == rows
+
+
+@pytest.mark.parametrize("make", [static, continuous, preempted, displaced, stalled])
+def test_the_table_equals_the_trace(make: object) -> None:
+    trace = make()
+    header, rows = timeline(trace).table
+    told = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    ends = {s.end_s: s.step for s in trace.steps}
+    for metrics in sequence_metrics(trace):
+        row = told[metrics.request_id]
+        assert row["tokens"] == metrics.num_output_tokens
+        assert row["preemptions"] == metrics.num_preemptions
+        assert row["first token"] == ends[metrics.token_times_s[0]]
+        assert row["finished"] == ends[metrics.finished_s]
+        assert row["left"] >= row["finished"] >= row["first token"] >= row["admitted"]
+
+
+def test_a_cursor_shows_only_what_has_happened() -> None:
+    header, rows = timeline(continuous(), cursor=8).table
+    told = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert told["A"]["finished"] == 3 and told["C"]["finished"] is None
+    assert "F" not in told
+    assert all(bar.right <= 66 + 664 * 9 / 37 + 3 for bar, _ in viz_checks.bars(timeline(continuous(), cursor=8).svg))
+
+
+def test_a_request_keeps_its_letter_in_every_figure() -> None:
+    late = continuous([5, 5, 5], arrivals_s=[3, 0, 1])
+    assert order_of_arrival([late]) == {"A": 0, "B": 1, "C": 2}
+    assert [index_of_letter(letter(i)) for i in range(100)] == list(range(100))
+    assert [letter(0), letter(25), letter(26), letter(52)] == ["A", "Z", "A1", "A2"]
+
+
+def test_more_slots_than_can_be_drawn_are_named() -> None:
+    assert "16 more slots not drawn" in timeline(continuous([5, 9, 2, 1] * 30, 80)).svg
+
+
+def test_many_short_requests_do_not_make_a_huge_file() -> None:
+    trace = continuous([1 + i % 5 for i in range(3000)], 4)
+    figure = timeline(trace)
+    assert len(figure.svg) < 400_000 and "requests, " in figure.svg
+
+
+def test_static_form_is_an_image_and_live_form_inline(tmp_path: object) -> None:
+    figure = timeline(static())
+    html = figure._repr_html_()
+    assert "<svg" not in html and "<img alt=" in html and "<details>" in html
+    assert base64.b64decode(re.search(r"base64,([^\"]+)", html)[1]).decode() == figure.svg
+    assert "--jp-layout-color0" in figure.live_html() and "prefers-color-scheme" not in figure.live_html()
+    figure.save(tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == figure.svg
+    assert [path.name for path in tmp_path.iterdir()] == ["a.svg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (0, {}),
+        (1, {"axis": "metres"}),
+        (1, {"labels": ["a", "b"]}),
+        (1, {"width": 100}),
+        (1, {"first_step": 900}),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: int, options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options), "trace")):
+        timeline(*[static()] * arguments, **options)
+
+
+def test_text_twin_has_a_line_a_slot_and_the_same_steps() -> None:
+    trace = static()
+    text = timeline_text(trace, width=80, color=False)
+    lines = [line for line in text.splitlines() if line.startswith("slot")]
+    cells = [line.removeprefix(f"slot {i} ") for i, line in enumerate(lines)]
+    assert [len(line) for line in cells] == [60, 60, 60]
+    wasted = sum(row.kind == "padding" for step in trace.steps for row in step.rows)
+    assert sum(line.count("/") for line in cells) == wasted
+    assert "58.9 % used" in text and "\x1b" not in text
+    assert max(map(len, timeline_text(static([10, 100, 500]), width=60, color=False).splitlines()[2:6])) <= 60
+
+
+def test_text_twin_falls_back_to_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    text = timeline_text(preempted(), color=False)
+    assert text.isascii() and "#" in text
+    assert "\x1b[" in timeline_text(preempted(), color=True)
