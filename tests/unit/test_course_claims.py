@@ -1,0 +1,101 @@
+"""Claim cards: the verdict is a function of the learner's numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cbserve.course import claims
+from cbserve.course.claims import CLAIMS, ClaimError, Evidence, claim, ledger, verdict
+from cbserve.course.store import Store
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_ledger", Store("ledger"))
+    monkeypatch.delenv("CBSERVE_STATE", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("id", "evidence", "said"),
+    [
+        ("static-40.7", 610 / 1500, "holds"),
+        ("static-40.7", 0.41, "does not hold"),
+        ("static-20-40", {8: 0.48, 64: 0.34}, "holds if B = 64"),
+        ("static-20-40", {8: 0.37, 16: 0.30, 32: 0.25}, "holds"),
+        ("static-20-40", {"equal lengths": 1.0}, "does not hold"),
+        ("waste-40-80", {8: 0.52, 64: 0.66, 512: 0.9}, "holds if B = 8 or B = 64"),
+        ("utilisation-100", {"queue never empty": 0.99, "queue runs empty": 0.6}, "holds if queue never empty"),
+        ("utilisation-100", 0.9, "does not hold"),
+        ("speedup-2-3x", 1.99, "holds"),
+        ("speedup-2-3x", 1.8, "does not hold"),
+        ("speedup-2-3x", 3.5, "does not hold"),
+        ("kv-admission", {"200 blocks": 1.0, "2,000 blocks": 0.0}, "holds if 200 blocks"),
+        ("pitfall-1", {"admit all": 37, "reserve": 0}, "holds if admit all"),
+        ("max-concurrency", {"decimal": 201, "binary": 211, "90 % of the memory": 177}, "holds if decimal"),
+        ("max-concurrency", {"binary": 211}, "does not hold"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(id, evidence, said) -> None:
+    shown = claim(id, **{CLAIMS[id].measure: evidence})
+    assert shown.text.splitlines()[0] == f"Claim {id}: {said}"
+    assert f"<strong>{said}</strong>" in shown.html
+
+
+@pytest.mark.parametrize("known", CLAIMS.values(), ids=CLAIMS)
+def test_each_verdict_flips_with_its_evidence(known) -> None:
+    assert verdict(known, None) == "not measured here"
+    outside = known.low - 1
+    assert verdict(known, Evidence({"": known.low})) == "holds"
+    assert verdict(known, Evidence({"": outside})) == "does not hold"
+    assert verdict(known, Evidence({"a": known.low, "b": outside})) == "holds if a"
+
+
+def test_a_claim_without_evidence_says_so_and_then_remembers_the_last() -> None:
+    assert "not measured here" in claim("speedup-2-3x").text
+    claim("speedup-2-3x", speedup=1.2)
+    claim("speedup-2-3x", speedup=np.float32(2.5), label="simulated for H200")
+    shown = claim("speedup-2-3x").text
+    assert "2.50x" in shown and "simulated for H200" in shown and "1.2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("id", "evidence", "said"),
+    [
+        ("no-such", {}, "the ids are: static-40.7"),
+        ("static-40.7", {"utilization": 0.4}, "asks for utilisation= "),
+        ("static-40.7", {"utilisation": "0.4"}, "a finite number is wanted"),
+        ("static-40.7", {"utilisation": float("nan")}, "a finite number is wanted"),
+        ("static-40.7", {"utilisation": True}, "a finite number is wanted"),
+        ("static-40.7", {"utilisation": {}}, "empty dict"),
+        ("static-40.7", {"utilisation": {8: None}}, "at 8 is None"),
+        ("static-40.7", {"utilisation": object()}, "is an object"),
+        ("static-40.7", {"utilisation": 0.4, "label": "made up"}, "measured here"),
+    ],
+)
+def test_evidence_must_be_the_number_that_is_asked_for(id, evidence, said) -> None:
+    with pytest.raises(ClaimError, match=said):
+        claim(id, **evidence)
+    assert "1 of" not in ledger().text
+
+
+def test_the_ledger_is_kept_across_restarts_with_machine_and_date(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
+    claim("static-40.7", utilisation=0.40667)
+    monkeypatch.setattr(claims, "_ledger", Store("ledger"))
+    kept = json.loads((tmp_path / "ledger.json").read_text())["static-40.7"]
+    assert kept["date"] and kept["machine"]
+    shown = ledger()
+    assert shown.text.startswith(f"Ledger: 1 of {len(CLAIMS)} claims tested")
+    assert "40.7 %" in shown.text and kept["machine"] in shown.text
+    assert kept["date"] not in shown.text + shown.html and kept["date"] in ledger(dates=True).text
+
+
+def test_a_ledger_of_another_version_is_no_evidence(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
+    (tmp_path / "ledger.json").write_text('{"static-40.7": {"number": 1}}')
+    assert "not measured here" in claim("static-40.7").text
+
+
+def test_conditions_are_escaped() -> None:
+    assert "<script>" not in claim("static-40.7", utilisation={"<script>": 0.1}).html
