@@ -45,10 +45,11 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.parametrize("vocab", [50, 6400])
 @pytest.mark.parametrize("row", COMBINATIONS, ids=str)
-def test_the_token_is_the_references_inverse_of_the_same_number(row):
+def test_the_token_is_the_references_inverse_of_the_same_number(row, vocab):
     """Exact, not statistical: the drawn token is where the reference's cumulative probability passes the same u."""
-    logits = random_logits(1, 50)
+    logits = random_logits(1, vocab)
     cumulative = np.cumsum(reference_probabilities(logits[0].numpy(), row))
     ids = draws(logits, row, 64)
     for position, id in enumerate(ids):
