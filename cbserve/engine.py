@@ -18,7 +18,17 @@ from cbserve.core.request import Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
 from cbserve.core.stopping import visible_text
 from cbserve.core.trace import (
-    Admitted, Arrived, BlockedEvent, Finished, Forked, Left, Preempted, Refused, StepEvent, StepRow, Trace,
+    Admitted,
+    Arrived,
+    BlockedEvent,
+    Finished,
+    Forked,
+    Left,
+    Preempted,
+    Refused,
+    StepEvent,
+    StepRow,
+    Trace,
 )  # fmt: skip
 from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
 
@@ -106,9 +116,13 @@ class Engine:
         Raises:
             InvalidRequestError: its id is in use.
         """
-        known = request.request_id in self._builders or any(r.request_id == request.request_id for _, _, r in self._future)
+        known = request.request_id in self._builders or any(
+            r.request_id == request.request_id for _, _, r in self._future
+        )
         if known:
-            raise InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")
+            raise InvalidRequestError(
+                f"request_id={request.request_id!r} is in use by an unfinished request; take another"
+            )
         now = self.clock.now()
         if request.arrival_s is None:
             request = replace(request, arrival_s=now)
@@ -236,9 +250,13 @@ class Engine:
             return []
         stuck = [seq for seq in self.scheduler.running if seq.is_finished]
         if stuck:
-            raise SchedulerError(f"{stuck[0]!r} is finished but was never retired: it keeps its slot and blocks; retire it")
+            raise SchedulerError(
+                f"{stuck[0]!r} is finished but was never retired: it keeps its slot and blocks; retire it"
+            )
         why = f"the first in the queue: {plan.blocked.reason}" if plan.blocked else "the admit duty names nobody"
-        raise SchedulerError(f"{plan.num_waiting} requests wait, {plan.num_running} run, and nothing can be scheduled; {why}")
+        raise SchedulerError(
+            f"{plan.num_waiting} requests wait, {plan.num_running} run, and nothing can be scheduled; {why}"
+        )
 
     # ---- the trace and the outputs ------------------------------------------------------------------------------
 
@@ -253,7 +271,9 @@ class Engine:
         for p in plan.preemptions:
             reason = str(p.reason)
             self.trace.emit(
-                Preempted(now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.num_computed_tokens, p.num_blocks)
+                Preempted(
+                    now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.num_computed_tokens, p.num_blocks
+                )
             )
             if not self._warned_of_preemption:
                 self._warned_of_preemption = True

@@ -74,7 +74,9 @@ def serve(
     names = [request_name(index) for index in range(len(lengths))]
     if llm is not None:
         if batching is not None or policy is not None or scheduler is not Scheduler or num_blocks is not None:
-            raise InvalidRequestError("llm= brings its own batching, policy, scheduler and pool: give them to LLM(...) instead")
+            raise InvalidRequestError(
+                "llm= brings its own batching, policy, scheduler and pool: give them to LLM(...) instead"
+            )
         return llm.serve(names, [int(n) for n in lengths], prompts, arrivals, urgency)
     blocks = sum(-(-(p + n) // block_size) for p, n in zip(prompts, lengths, strict=True)) or 1
     engine = Engine(

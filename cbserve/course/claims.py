@@ -61,13 +61,13 @@ def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> Shown:
     """The card of a claim. With evidence it goes into the ledger first, in place of earlier evidence for the claim.
 
     evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read as
-    a batch size, B = n. label: "measured here", or "simulated for <GPU>". Raises ClaimError for anything else.
+    a batch size, B = n. label: "measured here", or a text that begins with "simulated". Raises ClaimError for anything else.
     """
     known = _get(id)
     if evidence:
         values = _numbers(known, evidence)
-        if label != MEASURED and not label.startswith("simulated for "):
-            raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or "simulated for <GPU>"')
+        if label != MEASURED and not label.startswith("simulated"):
+            raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or begins with "simulated"')
         entry = {"values": values, "label": label, "machine": _machine(), "date": datetime.date.today().isoformat()}
         _ledger.update(lambda kept: kept.update({id: entry}))
     return _card(known, _evidence(id))

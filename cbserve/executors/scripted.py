@@ -17,13 +17,17 @@ class ScriptedExecutor:
         step_time_s: seconds that a step takes: a number, or a function of the plan.
     """
 
-    def __init__(self, lengths: Mapping[str, int] | None = None, step_time_s: float | Callable[[StepPlan], float] = 1.0) -> None:
+    def __init__(
+        self, lengths: Mapping[str, int] | None = None, step_time_s: float | Callable[[StepPlan], float] = 1.0
+    ) -> None:
         self.lengths = lengths or {}
         self.step_time_s = step_time_s
 
     def execute(self, plan: StepPlan) -> StepResult:
         duration = self.step_time_s(plan) if callable(self.step_time_s) else self.step_time_s
-        sampled = [[self._token(row.request_id, row.end - row.num_prompt_tokens)] * row.num_samples for row in plan.rows]
+        sampled = [
+            [self._token(row.request_id, row.end - row.num_prompt_tokens)] * row.num_samples for row in plan.rows
+        ]
         return StepResult(sampled, duration_s=duration)
 
     def _token(self, request_id: str, num_output_tokens: int) -> int:
