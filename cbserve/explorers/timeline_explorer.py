@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -14,6 +14,7 @@ from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
 from cbserve.errors import CBServeError
+from cbserve.explorers.lengths import MAX_REQUESTS, LengthError, parse_lengths, require_quick
 from cbserve.explorers.story import decision_steps, tell
 from cbserve.serving import serve
 from cbserve.viz.figure import Figure
@@ -21,36 +22,17 @@ from cbserve.viz.findings import batching_name, end_step
 from cbserve.viz.spans import letters, order_of_arrival
 from cbserve.viz.timeline import timeline
 
-MAX_REQUESTS, MAX_LENGTH, MAX_TOKENS, MAX_SLOTS = 40, 1000, 4000, 12
+MAX_SLOTS = 12
 SIMULATED = "simulated: one step = one tick of the clock; the scheduler is the engine's own"
 _numbers = count(1)
-
-
-class LengthError(CBServeError, ValueError):
-    """The learner's lengths cannot be served; the message names value and cure."""
-
-
-def parse_lengths(text: str) -> list[int]:
-    """ "10, 100 500" -> [10, 100, 500]. Raises LengthError naming the value and the cure."""
-    words = re.split(r"[\s,;]+", text.strip(" \t\n,;[]()"))
-    if words == [""]:
-        raise LengthError("No length given: write whole numbers, such as 10, 100, 500.")
-    for word in words:
-        if not re.fullmatch(r"\d+", word) or not 1 <= int(word) <= MAX_LENGTH:
-            raise LengthError(
-                f"{word!r} is no length: write whole numbers from 1 to {MAX_LENGTH:,}, such as 10, 100, 500."
-            )
-    if len(words) > MAX_REQUESTS:
-        raise LengthError(f"{len(words)} lengths are too many to draw: give at most {MAX_REQUESTS}.")
-    return [int(word) for word in words]
 
 
 class TimelineExplorer:
     """Controls around `timeline`; see `timeline_explorer`. The widgets are attributes, so that a test can move them."""
 
     def __init__(
-        self, lengths: Sequence[int], batch_size: int, show: str, num_blocks: int | None, policy: Callable[[], Policy] | None,
-        options: dict[str, Any],
+        self, lengths: Sequence[int], batch_size: int, show: str, num_blocks: int | None,
+        policy: Callable[[], Policy] | None, options: dict[str, Any],
     ) -> None:  # fmt: skip
         self._options, self._policy = options, policy
         self._runs: dict[str, Trace] = {}
@@ -66,18 +48,18 @@ class TimelineExplorer:
     def _serve(self) -> list[Trace]:
         n = self.num_requests
         lengths = [self.lengths[i % len(self.lengths)] for i in range(n)]
-        if sum(lengths) > MAX_TOKENS:
-            raise LengthError(
-                f"{n} requests of these lengths are {sum(lengths):,} tokens, more than {MAX_TOKENS:,}: the picture would not answer "
-                "at once; choose fewer requests or shorter answers."
-            )
+        require_quick(lengths)
         options = {
             k: [v[i % len(v)] for i in range(n)] if isinstance(v, list | tuple) else v for k, v in self._options.items()
         }
         static, continuous = StaticBatching(self.batch_size), ContinuousBatching(max_num_seqs=self.batch_size)
-        chosen: list[Batching] = {"static": [static], "continuous": [continuous]}.get(self.show, [static, continuous])
+        choices: dict[str, list[Batching]] = {
+            "static": [static],
+            "continuous": [continuous],
+            "both": [static, continuous],
+        }
         with _quiet():
-            return [self._run(lengths, batching, options) for batching in chosen]
+            return [self._run(lengths, batching, options) for batching in choices[self.show]]
 
     def _run(self, lengths: list[int], batching: Batching, options: dict[str, Any]) -> Trace:
         """Serve, or take the trace of an earlier, equal run: the same inputs give the same trace."""
@@ -114,7 +96,7 @@ class TimelineExplorer:
         """The widgets, made once. Raises ImportError without ipywidgets."""
         if self.box is not None:
             return self.box
-        import ipywidgets as w
+        import ipywidgets as w  # type: ignore[import-untyped]
 
         wide = {"description_width": "130px"}
         layout = w.Layout(width="min(98%, 560px)")
@@ -140,6 +122,7 @@ class TimelineExplorer:
             value=self.show,
             description="batching",
             style={**wide, "button_width": "110px"},
+            layout=w.Layout(width="560px"),
         )
         self.step = w.IntSlider(self.num_steps, 0, self.num_steps, description="steps done", style=wide, layout=layout)
         self.back, self.forward, self.decision = (
@@ -168,7 +151,9 @@ class TimelineExplorer:
         self.forward.on_click(lambda _: self._go(self.step.value + 1))
         self.decision.on_click(lambda _: self._next_decision())
         # The widget exists only where a kernel runs: there it hides the image that a saved notebook shows instead.
-        hide = w.HTML(f"<style>.{self.static_class}{{display:none}}</style><small>{SIMULATED}</small>")
+        hide = w.HTML(
+            f"<style>.{self.static_class}{{display:none}}</style><span style='font-size:12px'>{SIMULATED}</span>"
+        )
         buttons = w.HBox(
             [self.back, self.forward, self.decision], layout=w.Layout(margin="0 0 0 138px", flex_flow="row wrap")
         )
@@ -188,7 +173,7 @@ class TimelineExplorer:
             self.lengths = before
 
     def _changed(self, change: Any) -> bool:
-        """Serve with what the controls say, and draw. False: it cannot be served; picture and state stay as they are."""
+        """Serve with what the controls say, and draw. False: it cannot be served; picture and state stay."""
         if self._is_setting:
             return True
         before = self.num_requests, self.batch_size, self.show, self.num_blocks
@@ -232,7 +217,9 @@ class TimelineExplorer:
     def _render(self) -> None:
         done = self.step.value
         self.back.disabled, self.forward.disabled = done <= 0, done >= self.num_steps
-        said = "".join(f'<p style="margin:2px 0;line-height:1.45">{escape(text)}</p>' for text in self.story(done))
+        told = [text.partition(": ") for text in self.story(done)]
+        style = "margin:2px 0;line-height:1.45"
+        said = "".join(f'<p style="{style}"><b>{escape(who)}:</b> {escape(what)}</p>' for who, _, what in told)
         self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{said}</div>'
         self.picture.value = self._draw(done).live_html()
         self._say("")
@@ -241,12 +228,11 @@ class TimelineExplorer:
         """The live widget where there can be one, and always the static figure, which the widget hides."""
         from IPython.display import HTML, display
 
-        if _has_kernel():
-            try:
-                display(self.build())  # type: ignore[no-untyped-call]
-            except ImportError:
-                pass  # no ipywidgets here: the figure alone
-        display(HTML(f'<div class="{self.static_class}">{self.figure._repr_html_()}</div>'))  # type: ignore[no-untyped-call]
+        show: Any = display  # IPython leaves it untyped
+        if _has_kernel() and find_spec("ipywidgets"):
+            model = {"version_major": 2, "version_minor": 0, "model_id": self.build().model_id}
+            show({"application/vnd.jupyter.widget-view+json": model}, raw=True)  # no text: the figure says it
+        show(HTML(f'<div class="{self.static_class}">{self.figure._repr_html_()}</div>'))
 
 
 def _has_kernel() -> bool:
@@ -279,10 +265,10 @@ def timeline_explorer(
     priorities: Sequence[int] | None = None,
     policy: Callable[[], Policy] | None = None,
 ) -> TimelineExplorer:
-    """A timeline with controls: own lengths, slots, requests, batching, and a cursor that tells what was decided and why.
+    """A timeline with controls: own lengths, slots, requests, batching, and a cursor that tells each decision.
 
-    More requests than lengths repeat the lengths (and arrivals, priorities and prompts). Shows itself in a notebook: live
-    where a kernel and ipywidgets are, and as a static figure with its table in a saved or untrusted one.
+    More requests than lengths repeat the lengths (and arrivals, priorities and prompts). Shows itself in a notebook:
+    live where a kernel and ipywidgets are, and as a static figure with its table in a saved or untrusted one.
 
     Args:
         lengths: output tokens of each request.

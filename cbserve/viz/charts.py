@@ -225,7 +225,7 @@ def histogram(
     """How often values fall into bins of equal width (of equal ratio with `log_x`).
 
     Args:
-        expected: a curve to compare with: a cumulative distribution function, or a second sample, scaled to as many values.
+        expected: a curve to compare with: a cumulative distribution function, or a second sample (scaled).
         marks: name -> value, drawn as lines down to the axis ("mean", "p99").
 
     Raises:

@@ -33,7 +33,8 @@ _CLASSES = {
     "g": "stroke:var(--grid);stroke-width:1", "x": "stroke:var(--line);stroke-width:1;fill:none",
     "e": "stroke:var(--ink);stroke-width:1.5;fill:none", "w": "fill:url(#@id@w);stroke:var(--line);stroke-width:.8",
     "wl": "stroke:var(--line);stroke-width:1.5", "m": "fill:var(--line)", "i": "fill:var(--ink)",
-    "dot": "stroke:var(--bg);stroke-width:1.2", "track": "fill:var(--grid);fill-opacity:.45", "pre": "fill:#000;fill-opacity:.56;stroke:#000;stroke-width:1",
+    "dot": "stroke:var(--bg);stroke-width:1.2", "track": "fill:var(--grid);fill-opacity:.45",
+    "pre": "fill:#000;fill-opacity:.56;stroke:#000;stroke-width:1",
     "cut": "stroke:var(--bg);stroke-width:5;fill:none", "cap": "fill:#000;fill-opacity:.62",
     "v": "fill:none;stroke:#fff;stroke-width:2;stroke-linecap:round;stroke-linejoin:round",
     "badge": "fill:var(--ink);stroke:var(--bg);stroke-width:1.5",
@@ -55,8 +56,8 @@ class Canvas:
         self.defs: dict[str, str] = {}
         self.parts: list[str] = []
 
-    def add(self, tag: str, cls: str, hover: str = "", style: str = "", **attributes: float | str) -> None:
-        named = {"class": cls, "style": style, **attributes}
+    def add(self, tag: str, cls: str, hover: str = "", **attributes: float | str) -> None:
+        named = {"class": cls, **attributes}
         text = "".join(
             f' {name.replace("_", "-")}="{_short(value)}"' for name, value in named.items() if value not in ("", None)
         )
@@ -68,7 +69,7 @@ class Canvas:
         self.add("rect", cls, hover, x=x, y=y, width=max(width, 0.5), height=height, **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, cls: str, **more: float | str) -> None:
-        self.add("path", cls, d=f"M{_short(x1)} {_short(y1)}L{_short(x2)} {_short(y2)}", **more)
+        self.add("path", cls, "", d=f"M{_short(x1)} {_short(y1)}L{_short(x2)} {_short(y2)}", **more)
 
     def text(self, x: float, y: float, text: str, cls: str, anchor: str = "", style: str = "") -> None:
         anchored = f' text-anchor="{anchor}"' if anchor else ""
@@ -82,7 +83,8 @@ class Canvas:
         width, height = round(self.width), round(height)
         text = (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" aria-labelledby="{ID}t {ID}d" font-family="{FONT}" style="max-width:100%;height:auto">'
+            f'height="{height}" role="img" aria-labelledby="{ID}t {ID}d" font-family="{FONT}" '
+            f'style="max-width:100%;height:auto">'
             f'<title id="{ID}t">{escape(title, quote=False)}</title><desc id="{ID}d">{escape(desc, quote=False)}</desc>'
             f"<style>{_IMAGE_THEME}{_STYLE}</style><defs>{_WASTE}{''.join(self.defs.values())}</defs>"
             f'<rect class="bg" fill="#fff" width="{width}" height="{height}" rx="8"/>{"".join(self.parts)}</svg>'
@@ -127,8 +129,8 @@ class Figure:
     def live_html(self) -> str:
         """Inline SVG with hover text and the page's theme, for `widgets.HTML`."""
         prefix = self.svg.split('id="', 1)[1].split('"', 1)[0]
-        theme = [theme.replace(ID, prefix) for theme in (_IMAGE_THEME, _PAGE_THEME)]
-        return self._frame(self.svg.replace(*theme))
+        image, page = (theme.replace(ID, prefix) for theme in (_IMAGE_THEME, _PAGE_THEME))
+        return self._frame(self.svg.replace(image, page))
 
     def save(self, path: str | Path) -> None:
         """Write the SVG; an interruption leaves the old file as it was."""

@@ -46,28 +46,34 @@ def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | Non
         refused = sum(1 for _ in traces[0].of(Refused))
         return f"Nothing has run: {requests}, {refused} refused"
     shares = [percent(slot_utilisation(trace)) for trace in traces]
-    so_far = "" if is_whole else " so far"
+    window = "" if is_whole else _window(traces)
     if len(traces) > 1:
         verbs = ["uses ", *[""] * (len(traces) - 1)]
         panels = [batching_name(trace).removesuffix(" batching") for trace in traces]
         if labels and max(map(len, labels)) <= 30:
             panels, verbs = [f"{label}:" for label in labels], [""] * len(labels)
         parts = [
-            f"{panel} {verb}{share} in {plural(len(trace.steps), 'step')}"
+            f"{panel} {verb}{share}" + (f" in {plural(len(trace.steps), 'step')}" if is_whole else "")
             for trace, panel, share, verb in zip(traces, panels, shares, verbs, strict=True)
         ]
         same = len({frozenset(e.request_id for e in trace.of(Arrived)) for trace in traces}) == 1
         slots = {num_slots(trace) for trace in traces}
         what = f"The same {requests}" if same else "Different requests"
         where = f" on {plural(slots.pop(), 'slot')}" if len(slots) == 1 else ""
-        return f"{what}{where}: {', '.join(parts)}{'' if is_whole else ' so far'}"
+        return f"{what}{where}{',' if window else ''}{window}: {', '.join(parts)}"
     trace = traces[0]
     if has_padding(trace):
-        return f"The hatched steps are computed and thrown away: {shares[0]} used{so_far}"
+        return f"The hatched steps are computed and thrown away: {shares[0]} used{window}"
     lost = sum(event.num_computed_tokens for event in trace.of(Preempted))
     if lost:
-        return f"{plural(sum(1 for _ in trace.of(Preempted)), 'preemption')}: {plural(lost, 'token')} must be computed again"
-    return f"{requests} on {plural(num_slots(trace), 'slot')}: {shares[0]} of the slot steps gave a token{so_far}"
+        preemptions = plural(sum(1 for _ in trace.of(Preempted)), "preemption")
+        return f"{preemptions}: {plural(lost, 'token')} must be computed again"
+    return f"{requests} on {plural(num_slots(trace), 'slot')}: {shares[0]} of the slot steps gave a token{window}"
+
+
+def _window(traces: Sequence[Trace]) -> str:
+    first = min(trace.steps[0].step for trace in traces if trace.steps)
+    return f" in steps {first:,} to {max(map(end_step, traces)) - 1:,}"
 
 
 def panel_heading(trace: Trace) -> str:
@@ -95,11 +101,12 @@ def panel_numbers(trace: Trace, is_whole: bool, axis: str) -> tuple[str, list[st
     if not steps:
         return "-", ["no step yet"]
     used, occupied = slot_utilisation(trace), occupancy(trace)
-    lines = ["used" if is_whole else "used so far"]
+    is_start = steps[0].step == 0
+    lines = ["used" if is_whole else "used so far" if is_start else "used in this part"]
     if percent(used) != percent(occupied):
         lines.append(f"{percent(occupied)} occupied")
     if not is_whole:
-        lines.append(f"after step {end_step(trace)}")
+        lines.append(f"after {plural(end_step(trace), 'step')}" if is_start else f"to step {end_step(trace):,}")
     elif axis == "time":
         lines.append(f"done at {steps[-1].end_s:.3g} s")
     else:

@@ -9,23 +9,13 @@ from cbserve.core.trace import Admitted, Preempted, Trace
 from cbserve.viz import style
 from cbserve.viz.figure import ID, Canvas
 from cbserve.viz.findings import end_step, num_slots, plural
+from cbserve.viz.marks import badge, chevrons
 from cbserve.viz.spans import Span, spans
 
 MAX_SLOTS = 64
 RIGHT = 150  # pixels for the large number
 COMPUTE = {"prefill", "decode"}
 TINY = 1.5  # pixels: narrower bars of different requests that touch are drawn as one
-KEY = {
-    "prefill": "prefill: computes the prompt",
-    "recompute": "computes again what the preemption lost",
-    "decode": "decode: one token a step",
-    "padding": "padding: computed and thrown away",
-    "held": "holds its slot, computes nothing",
-    "crowd": "many short requests",
-    "out_of_blocks": "preempted: out of blocks",
-    "displaced": "displaced by a more urgent request",
-    "resumed": "resumed",
-}
 
 
 class Panel:
@@ -227,7 +217,7 @@ class Panel:
         self._bar(span.slot, a, b, cls, f"{request}: {what} {plural(span.num_tokens, 'token')}, {_steps(span, span)}")
         tall = min(4.0, self.height / 2 - 4)
         if has_mark and b - a >= 8:
-            Panel.chevrons(
+            chevrons(
                 self.canvas, (a + b) / 2, self.y(span.slot) + self.height / 2, tall, span.recomputes and b - a >= 16
             )
 
@@ -259,8 +249,9 @@ class Panel:
             if is_cut:
                 what = "displaced" if kind == "displaced" else "preempted"
                 hover = (
-                    f"step {event.step}: {name} is {what}: {event.reason}. It gives back {plural(event.num_blocks, 'block')}; "
-                    f"{plural(event.num_computed_tokens, 'token')} will be computed again"
+                    f"step {event.step}: {name} is {what}: {event.reason}. It gives back "
+                    f"{plural(event.num_blocks, 'block')}; {plural(event.num_computed_tokens, 'token')} "
+                    "will be computed again"
                 )
                 zigzag = "".join(f"l{2.5 if i % 2 else -2.5} {self.height / 4:.2f}" for i in range(4))
                 for cls in ("cut", "e"):
@@ -270,46 +261,7 @@ class Panel:
             if x - last_badge.get(event.slot, -99.0) >= 15:
                 last_badge[event.slot] = x
                 self.seen.add(kind)
-                Panel.badge(self.canvas, kind, x, y + 1, hover)
-
-    # ---- the key ------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def badge(canvas: Canvas, kind: str, x: float, y: float, hover: str = "") -> None:
-        """A small round sign: a cross for preempted, an arrow up for displaced, a turning arrow for resumed."""
-        sign = {
-            "displaced": f"M{x:.1f} {y + 3.5:.1f}v-7m-3 3l3 -3l3 3",
-            "resumed": f"M{x + 3:.1f} {y - 1.5:.1f}a3.4 3.4 0 1 0 .3 2.8m.2 -5.3v2.6h-2.6",
-        }.get(kind, f"M{x - 2.6:.1f} {y - 2.6:.1f}l5.2 5.2m0 -5.2l-5.2 5.2")
-        canvas.add("circle", "badge", hover, cx=x, cy=y, r=7)
-        canvas.add("path", "sign", d=sign, style="pointer-events:none")
-
-    @staticmethod
-    def chevrons(canvas: Canvas, x: float, y: float, tall: float, twice: bool) -> None:
-        """The sign of a prefill, centred: one chevron; two for one that computes again what was lost."""
-        starts = (x - tall - 0.5, x + 0.5) if twice else (x - tall / 2,)
-        d = "".join(f"M{start:.1f} {y - tall:.1f}l{tall:.1f} {tall:.1f}l-{tall:.1f} {tall:.1f}" for start in starts)
-        canvas.add("path", "v", d=d, style="pointer-events:none")
-
-    @staticmethod
-    def sample(canvas: Canvas, kind: str, x: float, y: float) -> None:
-        """The mark of `kind` beside its name in the key, at the text's baseline `y`."""
-        if kind in ("out_of_blocks", "displaced", "resumed"):
-            Panel.badge(canvas, kind, x + 9, y - 4)
-            return
-        tall = 4 if kind == "held" else 12
-        fill = "url(#@id@w)" if kind == "padding" else style.COLOURS[4]
-        cls = {"padding": "w", "crowd": "m"}.get(kind, "")
-        canvas.rect(x, y - 4 - tall / 2, 18, tall, cls, rx=2, **({} if cls else {"fill": fill}))
-        if kind in ("prefill", "recompute"):
-            canvas.rect(x, y - 10, 18, 12, "pre", rx=2)
-            Panel.chevrons(canvas, x + 9, y - 4, 3.5, kind == "recompute")
-
-
-def key_entries(panels: Sequence[Panel]) -> list[tuple[str, str]]:
-    """(kind, text) of the marks that occur."""
-    seen = set().union(*(panel.seen for panel in panels))
-    return [(kind, text) for kind, text in KEY.items() if kind in seen]
+                badge(self.canvas, kind, x, y + 1, hover)
 
 
 def _steps(first: Span, last: Span) -> str:

@@ -76,34 +76,21 @@ def _row(
             if steps > most[column][0]:
                 most[column] = steps, span
     cells = [(signs[span.kind if span else ""], span) for _, span in most]
-    starts: set[int] = set()
-    for column, (_, span) in enumerate(cells):
-        before = cells[column - 1][1] if column else None
-        is_new = span is not None and (
-            before is None or before.seq_id != span.seq_id or before.kind in ("padding", "held")
-        )
-        if span is not None and span.kind in ("prefill", "decode") and is_new:
-            starts.add(column)
+    running = [span if span and span.kind in ("prefill", "decode") else None for _, span in cells]
     letters_at: dict[int, str] = {}
-    for column in starts:
-        span = cells[column][1]
-        name = names[span.request_id] if span else ""
-        for k, char in enumerate(name):
-            there = cells[column + k][1] if column + k < columns else None
-            if k == 0 or (there and span and there.seq_id == span.seq_id and there.kind != "padding"):
-                letters_at[column + k] = char
-    painted = [
-        (_paint(order[span.request_id], span.kind) if color and span and span.kind in ("prefill", "decode") else "")
-        for _, span in cells
-    ]
+    for _, run in groupby(enumerate(running), key=lambda pair: pair[1] and pair[1].seq_id):
+        bar = list(run)
+        name = names[bar[0][1].request_id] if bar[0][1] else ""
+        letters_at |= {column: char for (column, _), char in zip(bar, name, strict=False)}
+    painted = [_paint(order[span.request_id], span.kind) if color and span else "" for span in running]
     chars = [
         letters_at.get(i, " " if paint else sign)
         for i, ((sign, _), paint) in enumerate(zip(cells, painted, strict=True))
     ]
     out = []
     for paint, group in groupby(zip(painted, chars, strict=True), key=lambda pair: pair[0]):
-        run = "".join(char for _, char in group)
-        out.append(f"{paint}{run}\x1b[0m" if paint else run)
+        text = "".join(char for _, char in group)
+        out.append(f"{paint}{text}\x1b[0m" if paint else text)
     return "".join(out)
 
 

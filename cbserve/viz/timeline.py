@@ -8,7 +8,8 @@ from cbserve.core.trace import StepEvent, Trace
 from cbserve.viz import style
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.findings import caption, description, end_step, finding, panel_heading, panel_numbers, table_twin
-from cbserve.viz.panel import RIGHT, Panel, key_entries
+from cbserve.viz.marks import key_entries, sample
+from cbserve.viz.panel import RIGHT, Panel
 from cbserve.viz.spans import cut, letters, order_of_arrival
 
 LEFT = 66  # pixels for the names of the slots
@@ -82,7 +83,7 @@ def timeline(
     if cursor is None and len(panels) > 1:
         panels[-1].saved_against(panels[0], axis)
     y = _axis(canvas, grid_at, top, y + 4, (low, high, per_unit), axis)
-    y = _key(canvas, y + 24, key_entries(panels))
+    y = _key(canvas, y + 24, key_entries(set().union(*(panel.seen for panel in panels))))
     text = description(parts, labels)
     until = [trace if now >= end_step(trace) - 1 else cut(trace, 0, now) for trace in traces]
     return Figure(
@@ -123,7 +124,7 @@ def _key(canvas: Canvas, y: float, entries: Sequence[tuple[str, str]]) -> float:
         needed = 26 + style.text_width(text, 12) + 14
         if x > LEFT and x + needed > canvas.width - 16:
             x, y = LEFT, y + 20
-        Panel.sample(canvas, kind, x, y)
+        sample(canvas, kind, x, y)
         canvas.text(x + 24, y, text, "a")
         x += needed
     return y

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import viz_checks
+
 from cbserve.viz import Figure, bars, histogram, lines, table
 from cbserve.viz.axes import spread
 from cbserve.viz.style import COLOURS, INKS, number, percent, ticks, wrap

@@ -3,12 +3,13 @@
 import re
 
 import pytest
+
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.explorers import TimelineExplorer, timeline_explorer
+from cbserve.explorers.lengths import LengthError, parse_lengths
 from cbserve.explorers.story import tell
-from cbserve.explorers.timeline_explorer import LengthError, parse_lengths
 from cbserve.serving import serve
 from cbserve.viz.style import percent
 
@@ -134,6 +135,7 @@ def test_a_request_that_never_fits_is_told() -> None:
 
 def test_the_widget_hides_the_static_copy(explorer: TimelineExplorer, monkeypatch: pytest.MonkeyPatch) -> None:
     import IPython.display
+
     from cbserve.explorers import timeline_explorer as module
 
     shown: list[object] = []

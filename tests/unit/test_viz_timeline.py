@@ -6,6 +6,7 @@ import re
 
 import pytest
 import viz_checks
+
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import sequence_metrics, slot_utilisation
 from cbserve.core.policies import Priority

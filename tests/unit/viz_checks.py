@@ -71,7 +71,7 @@ def check(svg: str) -> None:
     assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
     boxes = texts(svg)
     for box in [*boxes, *(bar for bar, _ in bars(svg))]:
-        assert 0 <= box.x and box.right <= width + 0.5 and 0 <= box.y and box.bottom <= height + 0.5, (
+        assert box.x >= 0 and box.right <= width + 0.5 and box.y >= 0 and box.bottom <= height + 0.5, (
             f"{box} leaves the view box"
         )
     boxes.sort(key=lambda box: box.y)
