@@ -18,12 +18,18 @@ from typing import Any
 
 from cbserve.course.exercise import Case, Exercise
 from cbserve.course.exercises import all_exercises, get
-from cbserve.course.show import escape, facts, show, svg_image, table
+from cbserve.course.show import badge, escape, facts, show, svg_image, table
 from cbserve.course.store import Store, strict
 from cbserve.course.values import NotPlainError, scrubbed, shown
 from cbserve.errors import CBServeError
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_SAID = {  # status -> words and badge
+    "passed": ("passed", "good"),
+    "failed": ("not yet", "bad"),
+    "error": ("not yet", "bad"),
+    "not-attempted": ("not attempted", "none"),
+}
 _progress = Store("progress")
 _results: dict[str, bool] = {}  # the last check of each exercise in this process
 
@@ -67,7 +73,10 @@ def check(id: str, *answers: Any, seed: int = 0) -> None:
     _progress.update(record)
     headline, lines = _report(exercise, outcome)
     text = "\n".join([headline, *(f"  {name:<7} {value}" for name, value in lines)])
-    html = f"<p><strong>{escape(headline)}</strong></p>" + (facts(lines) if lines else "")
+    said, kind = _SAID[outcome.status]
+    title, _, counts = headline.partition(f": {said}")
+    html = f"<p>{badge(said, kind)} <strong>{escape(title)}</strong>{escape(counts)}</p>"
+    html += facts(lines, code=("ran", "gave", "raised", "line")) if lines else ""
     if outcome.figure:
         html += svg_image(outcome.figure, f"The first step at which the answer to {id} differs")
     show(text, html)
@@ -147,13 +156,14 @@ def _report(exercise: Exercise, outcome: Outcome) -> tuple[str, list[tuple[str, 
     name = f"{exercise.id} · {exercise.title}"
     cases = f"{outcome.right} of {outcome.total} case{'' if outcome.total == 1 else 's'}"
     points = f"{exercise.points} point{'' if exercise.points == 1 else 's'}"
+    headline = f"{name}: {_SAID[outcome.status][0]}"
     if outcome.status == "passed":
-        return f"{name}: passed, {cases}, {points}", []
+        return f"{headline}, {cases}, {points}", []
     if outcome.status == "not-attempted":
-        return f"{name}: not attempted", [*outcome.lines, ("next", f'replace the stub, or ask hint("{exercise.id}")')]
+        return headline, [*outcome.lines, ("next", f'replace the stub, or ask hint("{exercise.id}")')]
     level = min(_hints_asked(exercise.id) + 1, 3)
     more = f'hint("{exercise.id}", {level})'
-    return f"{name}: not yet, {cases} right", [*outcome.lines, ("next", f"{more} helps with this step")]
+    return f"{headline}, {cases} right", [*outcome.lines, ("next", f"{more} helps with this step")]
 
 
 def hint(id: str, level: int | None = None) -> None:

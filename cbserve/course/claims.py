@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cbserve.course.claim_list import CLAIMS, Claim
-from cbserve.course.show import Shown, escape, facts, table
+from cbserve.course.show import Shown, badge, cell, escape, facts, html_table, show, table
 from cbserve.course.store import Store
 from cbserve.course.values import NotPlainError, plain
 from cbserve.errors import CBServeError
@@ -57,11 +57,12 @@ def verdict(claim: Claim, evidence: Evidence | None) -> str:
     return f"holds if {' or '.join(inside)}" if inside else "does not hold"
 
 
-def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> Shown:
-    """The card of a claim. With evidence it goes into the ledger first, in place of earlier evidence for the claim.
+def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> None:
+    """Show the card of a claim. Evidence goes into the ledger first, in place of earlier evidence for the claim.
 
-    evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read as
-    a batch size, B = n. label: "measured here", or a text that begins with "simulated". Raises ClaimError for anything else.
+    evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read
+    as a batch size, B = n. label: "measured here", or a text that begins with "simulated". Raises ClaimError for
+    anything else.
     """
     known = _get(id)
     if evidence:
@@ -70,24 +71,44 @@ def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> Shown:
             raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or begins with "simulated"')
         entry = {"values": values, "label": label, "machine": _machine(), "date": datetime.date.today().isoformat()}
         _ledger.update(lambda kept: kept.update({id: entry}))
-    return _card(known, _evidence(id))
+    _display(claim_card(known, _evidence(id)))
 
 
-def ledger(dates: bool = False) -> Shown:
-    """All claims in one table with their verdicts so far; `dates` adds when each was measured."""
+def ledger(dates: bool = False) -> None:
+    """Show all claims in one table with their verdicts so far; `dates` adds when each was measured."""
+    _display(ledger_table(dates))
+
+
+def ledger_table(dates: bool = False) -> Shown:
+    """The ledger as text and as HTML."""
+    found = {id: _evidence(id) for id in CLAIMS}
+    machines = sorted({evidence.machine for evidence in found.values() if evidence})
+    header = ["chapter", "claim", "your numbers", "verdict", "how", *(["date"] if dates else [])]
     rows = []
     for known in CLAIMS.values():
-        found = _evidence(known.id)
-        how = f"{found.label}; {found.machine}" if found else ""
-        row = [str(known.chapter), known.id, known.text, _values(known, found), verdict(known, found), how]
-        rows.append(row + ([found.date if found else ""] if dates else []))
-    header = ["chapter", "claim", "the lecture says", "your numbers", "verdict", "how", *(["date"] if dates else [])]
-    _, html = table(header, rows)
-    # A terminal has no room for the sentences; claim(id) shows them.
-    text, _ = table(header[:2] + header[3:], [row[:2] + row[3:] for row in rows])
-    tested = sum(row[4] != NOT_MEASURED for row in rows)
-    title = f"Ledger: {tested} of {len(rows)} claims tested"
-    return Shown(f"{title}\n{text}", f"<p><strong>{title}</strong></p>{html}")
+        evidence = found[known.id]
+        row = [str(known.chapter), known.id, _values(known, evidence), verdict(known, evidence)]
+        how = ([evidence.label] + [evidence.machine] * (len(machines) > 1)) if evidence else []
+        rows.append(row + ["; ".join(how)] + ([evidence.date if evidence else ""] if dates else []))
+    text, _ = table(header, rows)
+    # A terminal has no room for the sentences; claim(id) shows them there.
+    claims = [f"{escape(known.text)}<br><code>{known.id}</code>" for known in CLAIMS.values()]
+    cells = [
+        [row[0], claim, cell(row[2]), badge(row[3], _kind(row[3])), *map(escape, row[4:])]
+        for row, claim in zip(rows, claims, strict=True)
+    ]
+    tested = sum(evidence is not None for evidence in found.values())
+    title = f"Ledger: {tested} of {len(rows)} claims tested" + (f" on {machines[0]}" if len(machines) == 1 else "")
+    header[1] = "the lecture says"
+    return Shown(f"{title}\n{text}", f"<p><strong>{escape(title)}</strong></p>{html_table(header, cells)}")
+
+
+def _display(shown: Shown) -> None:
+    show(shown.text, shown.html)
+
+
+def _kind(said: str) -> str:
+    return {"holds": "good", "does not hold": "bad", NOT_MEASURED: "none"}.get(said, "partly")
 
 
 def _get(id: str) -> Claim:
@@ -123,7 +144,8 @@ def _evidence(id: str) -> Evidence | None:
         return None
 
 
-def _card(known: Claim, found: Evidence | None) -> Shown:
+def claim_card(known: Claim, found: Evidence | None) -> Shown:
+    """A claim with its evidence and verdict as text and as HTML."""
     said = verdict(known, found)
     rows = [
         ("the lecture says", known.text),
@@ -137,10 +159,9 @@ def _card(known: Claim, found: Evidence | None) -> Shown:
         rows.append(("how", f"{found.label}; {found.machine}"))
     width = max(len(name) for name, _ in rows)
     text = "\n".join([f"Claim {known.id}: {said}", *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
-    # Lab drops styles with variables from untrusted outputs; then the card is a plain table in the theme's colours.
-    style = "border-left:4px solid var(--jp-brand-color1,#0072b2);padding:4px 12px"
-    heading = f"<p>Claim <code>{known.id}</code>: <strong>{escape(said)}</strong></p>"
-    return Shown(text, f'<div style="{style}">{heading}{facts(rows)}</div>')
+    style = "border-left:4px solid #56b4e9;padding:4px 12px"
+    heading = f"<p>{badge(said, _kind(said))} <strong>{escape(known.text)}</strong> <code>{known.id}</code></p>"
+    return Shown(text, f'<div style="{style}">{heading}{facts(rows[1:])}</div>')
 
 
 def _values(known: Claim, found: Evidence | None) -> str:

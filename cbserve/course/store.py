@@ -77,7 +77,7 @@ class Store:
                 kept = self.read()
                 change(kept)
                 with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
-                    json.dump(kept, file, indent=1, sort_keys=True)
+                    json.dump(kept, file, indent=1)
                 os.replace(file.name, folder / f"{self.name}.json")
         except OSError as error:
             self._say(f"{folder} cannot be written ({error.strerror}); what you do now lasts until the kernel stops")

@@ -50,9 +50,11 @@ def ids_of(lab: str) -> list[str]:
 
 
 def _modules() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lab"))
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(names, key=lambda name: name.startswith("lab"))  # what comes before the labs comes first
 
 
 def _load(lab: str) -> None:
-    for exercise in import_module(f"{__name__}.{lab}").EXERCISES:
+    # A module without exercises helps the others.
+    for exercise in getattr(import_module(f"{__name__}.{lab}"), "EXERCISES", ()):
         _loaded.setdefault(exercise.id, exercise)
