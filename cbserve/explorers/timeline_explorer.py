@@ -118,12 +118,11 @@ class TimelineExplorer:
             layout=layout,
         )
         self.choice = w.ToggleButtons(
-            options=["static", "continuous", "both"],
-            value=self.show,
-            description="batching",
-            style={**wide, "button_width": "110px"},
-            layout=w.Layout(width="560px"),
-        )
+            options=["static", "continuous", "both"], value=self.show, style={"button_width": "110px"},
+            tooltips=["static batching", "continuous batching", "static above continuous"],
+        )  # fmt: skip
+        label = w.Label("batching", layout=w.Layout(width="130px", display="flex", justify_content="flex-end"))
+        choice = w.HBox([label, self.choice])  # a description of its own would stand above the buttons
         self.step = w.IntSlider(self.num_steps, 0, self.num_steps, description="steps done", style=wide, layout=layout)
         self.back, self.forward, self.decision = (
             w.Button(description=text, tooltip=tip, layout=w.Layout(width="auto"))
@@ -133,7 +132,7 @@ class TimelineExplorer:
                 ("Next decision", "on to the next step that decides"),
             )
         )
-        self.controls = [self.text, self.slots, self.count, self.choice, self.step]
+        self.controls = [self.text, self.slots, self.count, choice, self.step]
         self.blocks = None
         if self.num_blocks is not None:
             self.blocks = w.IntSlider(
@@ -141,7 +140,9 @@ class TimelineExplorer:
             )
             self.blocks.observe(self._changed, "value")
             self.controls.insert(3, self.blocks)
-        self.error, self.picture, self.sentence = w.HTML(), w.HTML(), w.HTML()
+        self.error, self.picture, self.sentence, self.table = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self.data = w.Checkbox(False, description="data as a table", indent=False)
+        self.data.observe(self._moved, "value")
         self._is_setting = False
         self.text.observe(self._lengths_changed, "value")
         for control in (self.slots, self.count, self.choice):
@@ -157,7 +158,9 @@ class TimelineExplorer:
         buttons = w.HBox(
             [self.back, self.forward, self.decision], layout=w.Layout(margin="0 0 0 138px", flex_flow="row wrap")
         )
-        self.box = w.VBox([*self.controls, buttons, self.error, self.sentence, self.picture, hide])
+        self.box = w.VBox(
+            [*self.controls, buttons, self.error, self.sentence, self.picture, self.data, self.table, hide]
+        )
         self._render()
         return self.box
 
@@ -221,18 +224,21 @@ class TimelineExplorer:
         style = "margin:2px 0;line-height:1.45"
         said = "".join(f'<p style="{style}"><b>{escape(who)}:</b> {escape(what)}</p>' for who, _, what in told)
         self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{said}</div>'
-        self.picture.value = self._draw(done).live_html()
+        figure = self._draw(done)
+        self.picture.value = figure.live_html(with_table=False)
+        self.table.value = figure.table_html() if self.data.value else ""
         self._say("")
 
     def _ipython_display_(self) -> None:
         """The live widget where there can be one, and always the static figure, which the widget hides."""
         from IPython.display import HTML, display
 
-        show: Any = display  # IPython leaves it untyped
+        show: Any = display  # IPython leaves both untyped
+        html: Any = HTML
         if _has_kernel() and find_spec("ipywidgets"):
             model = {"version_major": 2, "version_minor": 0, "model_id": self.build().model_id}
             show({"application/vnd.jupyter.widget-view+json": model}, raw=True)  # no text: the figure says it
-        show(HTML(f'<div class="{self.static_class}">{self.figure._repr_html_()}</div>'))
+        show(html(f'<div class="{self.static_class}">{self.figure._repr_html_()}</div>'))
 
 
 def _has_kernel() -> bool:

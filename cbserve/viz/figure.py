@@ -126,11 +126,11 @@ class Figure:
             f'<img alt="{alt}" style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
         )
 
-    def live_html(self) -> str:
+    def live_html(self, with_table: bool = True) -> str:
         """Inline SVG with hover text and the page's theme, for `widgets.HTML`."""
         prefix = self.svg.split('id="', 1)[1].split('"', 1)[0]
         image, page = (theme.replace(ID, prefix) for theme in (_IMAGE_THEME, _PAGE_THEME))
-        return self._frame(self.svg.replace(image, page))
+        return self._frame(self.svg.replace(image, page), with_table)
 
     def save(self, path: str | Path) -> None:
         """Write the SVG; an interruption leaves the old file as it was."""
@@ -142,14 +142,16 @@ class Figure:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _frame(self, picture: str) -> str:
+    def table_html(self) -> str:
+        """The data as an HTML table, at most `MAX_HTML_ROWS` rows of it."""
         header, rows = self.table
         more = f"<p>The first {MAX_HTML_ROWS} of {len(rows):,} rows.</p>" if len(rows) > MAX_HTML_ROWS else ""
-        data = table_html(header, rows[:MAX_HTML_ROWS])
-        return (
-            f'<figure style="margin:0;max-width:100%">{picture}<figcaption>{escape(self.caption)}</figcaption>'
-            f"<details><summary>data as a table</summary>{data}{more}</details></figure>"
-        )
+        return table_html(header, rows[:MAX_HTML_ROWS]) + more
+
+    def _frame(self, picture: str, with_table: bool = True) -> str:
+        data = f"<details><summary>data as a table</summary>{self.table_html()}</details>" if with_table else ""
+        text = f'<figcaption style="line-height:1.45">{escape(self.caption)}</figcaption>'
+        return f'<figure style="margin:0;max-width:100%">{picture}{text}{data}</figure>'
 
     def __repr__(self) -> str:
         return f"Figure({self.title!r})"

@@ -39,6 +39,9 @@ class Panel:
         self.x0, self.low, self.per_unit = scale
         self.times = {step.step: (step.start_s, step.end_s) for step in trace.steps} if axis == "time" else {}
         slots = num_slots(trace)
+        used = max((row.slot + 1 for step in trace.steps for row in step.rows), default=1)
+        self.empty = slots - used if slots > 8 and slots - used >= 4 else 0  # the last ones, never used: not drawn
+        slots -= self.empty
         self.num_rows = min(slots, MAX_SLOTS)
         self.hidden = slots - self.num_rows
         self.pitch = 38 if slots <= 4 else 30 if slots <= 8 else 22 if slots <= 16 else 17
@@ -86,10 +89,11 @@ class Panel:
             self._slot(list(group))
         self._largest_waste(found)
         self._marks()
-        if self.hidden:
-            self.bottom += 18
-            note = f"{plural(self.hidden, 'more slot')} not drawn; the numbers count all"
-            self.canvas.text(self.x0, self.bottom, note, "a halo")
+        notes = ((self.hidden, "not drawn; the numbers count all"), (self.empty, "stay empty; the numbers count them"))
+        for count, what in notes:
+            if count:
+                self.bottom += 18
+                self.canvas.text(self.x0, self.bottom, f"{plural(count, 'more slot')} {what}", "a halo")
         return self.bottom
 
     def numbers(self, x: float, large: str, lines: Sequence[str]) -> None:

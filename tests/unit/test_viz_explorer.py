@@ -1,6 +1,7 @@
 """The explorer answers: each control changes picture, words and table to the right values."""
 
 import re
+import sys
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_batching_choice(explorer: TimelineExplorer) -> None:
     assert len(explorer.story(1)) == 1
 
 
+def test_the_table_follows_the_controls(explorer: TimelineExplorer) -> None:
+    assert not explorer.table.value
+    explorer.data.value = True
+    assert explorer.table.value.count("<tr>") == 1 + 2 * 5
+    explorer.text.value = "7, 8"
+    explorer.choice.value = "continuous"
+    assert explorer.table.value.count("<tr>") == 1 + 2 and ">8</td>" in explorer.table.value
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -99,7 +109,7 @@ def test_stepping_tells_what_was_decided(explorer: TimelineExplorer) -> None:
     assert "D takes slot 0" in explorer.sentence.value and "admits nobody until it ends" in explorer.sentence.value
     explorer.back.click()
     assert explorer.step.value == 4
-    assert "so far" in explorer.picture.value
+    assert "used so far" in explorer.picture.value
     explorer._go(10**6)
     assert explorer.step.value == 34 and explorer.forward.disabled
 
@@ -133,17 +143,24 @@ def test_a_request_that_never_fits_is_told() -> None:
     assert "A is refused" in tell(trace, -1, {"A": "A"})
 
 
-def test_the_widget_hides_the_static_copy(explorer: TimelineExplorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    import IPython.display
-
-    from cbserve.explorers import timeline_explorer as module
-
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_the_static_copy_is_always_there_and_the_widget_hides_it(
+    explorer: TimelineExplorer, monkeypatch: pytest.MonkeyPatch, has_kernel: bool
+) -> None:
     shown: list[object] = []
-    monkeypatch.setattr(IPython.display, "display", lambda *objects: shown.extend(objects))
-    monkeypatch.setattr(module, "_has_kernel", lambda: True) if hasattr(module, "_has_kernel") else None
+    monkeypatch.setattr("IPython.display.display", lambda shown_now, **options: shown.append(shown_now))
+    monkeypatch.setattr(sys.modules[TimelineExplorer.__module__], "_has_kernel", lambda: has_kernel)
     explorer._ipython_display_()
     static = shown[-1].data
-    assert explorer.static_class in static and "<img alt=" in static and "<details>" in static
+    assert f'class="{explorer.static_class}"' in static and "<img alt=" in static and "<details>" in static
+    assert len(shown) == 1 + has_kernel
+    if has_kernel:
+        assert list(shown[0]) == ["application/vnd.jupyter.widget-view+json"]
+        assert any(
+            f".{explorer.static_class}{{display:none}}" in getattr(w, "value", "")
+            for w in explorer.box.children
+            if isinstance(getattr(w, "value", ""), str)
+        )
 
 
 def test_show_is_checked() -> None:

@@ -164,6 +164,12 @@ def test_more_slots_than_can_be_drawn_are_named() -> None:
     assert "16 more slots not drawn" in timeline(continuous([5, 9, 2, 1] * 30, 80)).svg
 
 
+def test_slots_that_stay_empty_are_counted_but_not_drawn() -> None:
+    trace = serve([5, 6, 7])  # 32 slots by default
+    svg = timeline(trace).svg
+    assert "29 more slots stay empty" in svg and ">slot 3<" not in svg and percent(18 / (32 * 7)) in svg
+
+
 def test_many_short_requests_do_not_make_a_huge_file() -> None:
     trace = continuous([1 + i % 5 for i in range(3000)], 4)
     figure = timeline(trace)
