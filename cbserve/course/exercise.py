@@ -42,8 +42,9 @@ def is_written(answer: Any) -> bool:
     if isinstance(answer, tuple | list):
         return any(is_written(item) for item in answer)
     if inspect.isclass(answer):
-        methods = [method for method in vars(answer).values() if isinstance(method, types.FunctionType)]
-        return any(is_written(method) for method in methods)
+        # Properties, class and static methods wrap the function that was written.
+        own = [getattr(item, "fget", None) or getattr(item, "__func__", item) for item in vars(answer).values()]
+        return any(is_written(item) for item in own if isinstance(item, types.FunctionType))
     if isinstance(answer, types.FunctionType):
         return not _only_returns_none(answer)
     return not (answer is None or answer is ...)

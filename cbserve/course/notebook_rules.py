@@ -15,6 +15,7 @@ _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
 _IMAGE_WITHOUT_ALT = re.compile(r"!\[\s*\]\([^)]*\)")
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./:-])(?:/(?:home|Users|root|tmp|work|mnt|var|opt)/[\w.-]+|[A-Z]:\\\\?Users\\)")
 
 
@@ -99,3 +100,5 @@ def _trace_faults(notebook: Any) -> Iterator[str]:
             text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
             if found := _ABSOLUTE_PATH.search(text):
                 yield f"cell {cell.id}: {found.group()!r} is a path of one machine"
+            if found := _ADDRESS.search(text):
+                yield f"cell {cell.id}: {found.group()!r} is a memory address, another one in each run"

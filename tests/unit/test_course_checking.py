@@ -1,5 +1,6 @@
 """What a learner hears about an answer, and what is remembered of it."""
 
+import linecache
 import os
 import subprocess
 import sys
@@ -169,6 +170,17 @@ def test_a_wrong_answer_hears_what_is_wrong(learner, capsys, answer, said) -> No
     assert "0.40" not in first, "the right value must not be shown"
     assert heard(capsys, answer) == first, "the same answer hears the same words"
     assert not solved("lab0.use")
+
+
+@pytest.mark.parametrize("filename", ["/tmp/ipykernel_12/345.py", "<ipython-input-3-0a1b2c>"])
+def test_an_exception_names_the_line_of_the_cell(learner, monkeypatch, capsys, filename) -> None:
+    cell = "def use(lengths):\n    share = sum(lengths) / longest\n    return share\n"
+    monkeypatch.setitem(linecache.cache, filename, (len(cell), None, cell.splitlines(keepends=True), filename))
+    names: dict = {}
+    exec(compile(cell, filename, "exec"), names)
+    said = heard(capsys, names["use"])
+    assert "NameError: name 'longest' is not defined" in said
+    assert "2 of your cell: share = sum(lengths) / longest" in said and filename not in said
 
 
 def test_the_first_wrong_case_is_shown_and_the_right_ones_are_counted(learner, capsys) -> None:

@@ -110,6 +110,7 @@ def test_badges_and_colab_cell_come_from_one_setting(tmp_path, capsys) -> None:
         ("# One\n\n<svg><title>a slot</title></svg>", []),
         ("# One\n\nsee /home/ann/x.py", ["is a path of one machine"]),
         ("# One\n\nsee https://example.org/home/ann", []),
+        ("# One\n\n<Engine object at 0x7f00aa12bc10>", ["is a memory address"]),
     ],
 )
 def test_rules_of_a_finished_notebook(tmp_path, markdown, faults) -> None:

@@ -96,6 +96,21 @@ class Same(Base):
     """Nothing of its own."""
 
 
+class Static(Base):
+    @staticmethod
+    def key(seq):
+        return seq.arrival_s
+
+
+class StaticStub(Base):
+    @staticmethod
+    def key(seq): ...
+
+    @property
+    def name(self):
+        return None
+
+
 class Own(Base):
     def admit(self, step):
         yield from step
@@ -106,6 +121,8 @@ class Own(Base):
     [
         (Same, False),
         (Own, True),
+        (Static, True),
+        (StaticStub, False),
         (0, True),
         ("", True),
         ([None, 1], True),
