@@ -113,7 +113,9 @@ class _Chunk:
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         k, v = (cache.index_select(0, self.blocks).flatten(0, 1)[: self.context_len] for cache in (k_cache, v_cache))
         queries, kv_heads, head_dim = len(q), k.shape[1], k.shape[2]
-        q = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, heads a KV head, queries, head_dim]
+        q = q.view(queries, kv_heads, -1, head_dim).permute(
+            1, 2, 0, 3
+        )  # [kv_heads, heads a KV head, queries, head_dim]
         k, v = (x.transpose(0, 1).unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.mask is None, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(queries, -1, head_dim)
@@ -158,15 +160,15 @@ class _Decodes:
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         k, v = self._gather(k_cache), self._gather(v_cache)
         # The query heads that share a KV head stand in the place of the queries, which is one: K and V are read once.
-        out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)), k, v, self.mask, scale=scale)
-        return out.flatten(1, 2)
+        q = q.view(self.size, k.shape[1], -1, q.shape[-1])
+        return F.scaled_dot_product_attention(q, k, v, self.mask, scale=scale).flatten(1, 2)
 
     def _gather(self, cache: Tensor) -> Tensor:
         """[size, kv_heads, padded context, head_dim]"""
         x = cache.index_select(0, self.blocks).flatten(0, 1)
         if self.stale is not None:
             x.index_fill_(0, self.stale, 0)  # a weight of zero does not silence a NaN
-        return x.unflatten(0, (self.size, -1)).transpose(1, 2)
+        return x.view(self.size, -1, *x.shape[1:]).transpose(1, 2)
 
 
 def _by_length(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from cbserve.executors.torch_executor import TorchExecutor
 from cbserve.kernels.paged_attention import paged_attention
 from cbserve.models.weights import load_model
 
+REFERENCE = Path(__file__).parents[1] / "data" / "smollm2_greedy.json"
 BLOCK, NUM_BLOCKS = 8, 96
 GREEDY = SamplingParams(temperature=0.0)
 TEXTS = (b"The scheduler decides.", b"k", b"A block holds eight tokens, or sixteen, or more: ", b"12345678")
@@ -243,6 +246,30 @@ def test_an_impossible_copy_is_refused(executor):
 def test_an_impossible_size_is_refused(model, size):
     with pytest.raises(PlanError, match="must be at least 1"):
         TorchExecutor(model, **{"num_blocks": 4, "block_size": BLOCK} | size)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_reference_texts_come_out_of_one_mixed_batch(smollm2):
+    """24 prompts join two by two, prefill in chunks of 16 while others decode, on scattered blocks of a NaN cache."""
+    cases = json.loads(REFERENCE.read_text(encoding="utf-8"))["cases"]
+    executor = TorchExecutor(smollm2.model, 512, 16)
+    executor.kv_cache.fill_(torch.nan)
+    blocks = list(range(512))
+    random.Random(0).shuffle(blocks)
+    drivers = []
+    for index, case in enumerate(cases):
+        count = -(-(len(case["prompt_token_ids"]) + len(case["output_token_ids"])) // 16)
+        own, blocks = blocks[:count], blocks[count:]
+        drivers.append(Driver(case["prompt_token_ids"], own, name=str(index)))
+    wanted = [case["output_token_ids"] for case in cases]
+    for iteration in range(200):
+        joined = list(zip(drivers, wanted, strict=True))[: 2 * iteration + 2]
+        active = [driver for driver, ids in joined if len(driver.answer) < len(ids)]
+        if not active:
+            break
+        step(executor, active, chunk=16)
+    assert [driver.answer for driver in drivers] == wanted
 
 
 def test_an_interrupted_step_can_be_repeated(model, expected):
