@@ -83,7 +83,7 @@ def _waiting(trace: Trace, now: StepEvent, names: Mapping[str, str]) -> list[str
 def _computed(trace: Trace, now: StepEvent, names: Mapping[str, str]) -> list[str]:
     owners = {e.seq_id: e.request_id for e in trace if hasattr(e, "seq_id") and hasattr(e, "request_id")}
     kinds: dict[str, list[str]] = {}
-    for row in now.rows:
+    for row in sorted(now.rows, key=lambda row: row.slot):
         kinds.setdefault(row.kind, []).append(names[owners[row.seq_id]])
     words = {
         "prefill": "computes its prompt",
@@ -104,7 +104,7 @@ def _computed(trace: Trace, now: StepEvent, names: Mapping[str, str]) -> list[st
 def _ended(trace: Trace, step: int, names: Mapping[str, str]) -> list[str]:
     said = []
     ended = [names[e.request_id] for e in trace.of(Finished) if e.step == step]
-    left = [e for e in trace.of(Left) if e.step == step]
+    left = sorted((e for e in trace.of(Left) if e.step == step), key=lambda e: e.slot)
     if ended:
         said.append(f"{_list(ended)} {'is' if len(ended) == 1 else 'are'} complete.")
     if left:

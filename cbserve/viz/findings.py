@@ -73,7 +73,8 @@ def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | Non
 
 def _window(traces: Sequence[Trace]) -> str:
     first = min(trace.steps[0].step for trace in traces if trace.steps)
-    return f" in steps {first:,}–{max(map(end_step, traces)) - 1:,}"
+    last = max(map(end_step, traces)) - 1
+    return f" in steps {first:,}–{last:,}" if last > first else f" in step {first:,}"
 
 
 def panel_heading(trace: Trace) -> str:

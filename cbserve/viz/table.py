@@ -32,7 +32,10 @@ def _columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bo
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
     """An HTML table; columns of numbers are right aligned."""
-    align = ['style="text-align:right"' if right else 'style="text-align:left"' for right in _columns(header, rows)]
+    align = [
+        f'style="text-align:{"right" if right else "left"};padding:2px 10px;line-height:1.4"'
+        for right in _columns(header, rows)
+    ]
     head = "".join(f'<th scope="col" {a}>{escape(name)}</th>' for name, a in zip(header, align, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td {a}>{escape(_cell(v))}</td>" for v, a in zip(row, align, strict=True)) + "</tr>"
