@@ -94,7 +94,9 @@ def ledger_table(dates: bool = False) -> Shown:
     # A terminal has no room for the sentences; claim(id) shows them there.
     claims = [f"{escape(known.text)}<br><code>{known.id}</code>" for known in CLAIMS.values()]
     cells = [
-        [row[0], claim, cell(row[2]), badge(row[3], _kind(row[3])), *map(escape, row[4:])]
+        # Only what was tested gets a badge: the eye should find those.
+        [row[0], claim, cell(row[2]), row[3] if row[3] == NOT_MEASURED else badge(row[3], _kind(row[3]))]
+        + list(map(escape, row[4:]))
         for row, claim in zip(rows, claims, strict=True)
     ]
     tested = sum(evidence is not None for evidence in found.values())
