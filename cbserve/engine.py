@@ -7,7 +7,6 @@ import logging
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.request import Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
-from cbserve.core.stopping import visible_text
 from cbserve.core.trace import (
     Admitted,
     Arrived,
@@ -35,20 +33,24 @@ from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
 logger = logging.getLogger("cbserve")
 
 
-@contextmanager
-def interrupts_held_back() -> Iterator[None]:
+class interrupts_held_back:  # noqa: N801  (a context manager, called like a function)
     """Ctrl-C waits until the books are in order: a KeyboardInterrupt within would leave a block or a slot with nobody."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    caught: list[tuple[Any, ...]] = []
-    handler = signal.signal(signal.SIGINT, lambda *args: caught.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught and callable(handler):
-            handler(*caught[0])
+
+    def __enter__(self) -> None:
+        self._caught: tuple[Any, ...] | None = None
+        # only the main thread is interrupted, and only there may a handler be set
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main:
+            self._handler = signal.signal(signal.SIGINT, self._catch)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._caught is not None and callable(self._handler):
+                self._handler(*self._caught)
+
+    def _catch(self, *args: Any) -> None:
+        self._caught = args
 
 
 class Executor(Protocol):
@@ -314,7 +316,7 @@ class Engine:
         )  # fmt: skip
 
     def _record(self, changed: StepUpdate, step: int, partial: bool = True) -> list[RequestOutput]:
-        now, touched = self.clock.now(), {}
+        now, touched = self.clock.now(), dict[str, OutputBuilder]()
         for parent, child in changed.forked:
             builder = self._builders[child.request.request_id]
             builder.samples[child.sample_index] = child
@@ -323,11 +325,13 @@ class Engine:
                 Forked(now, step, child.request.request_id, child.seq_id, parent.seq_id, child.sample_index, slot)
             )
         for seq, logprobs in changed.new_tokens:
-            builder = touched[seq.request.request_id] = self._builders[seq.request.request_id]
+            builder = self._builders[seq.request.request_id]
             if builder.times.first_token_s is None:
                 builder.times.first_token_s = now
             if logprobs is not None:
                 builder.logprobs.setdefault(seq.sample_index, []).append(logprobs)
+            if partial:
+                touched[seq.request.request_id] = builder
         for seq in changed.finished:
             request_id = seq.request.request_id
             touched[request_id] = self._builders[request_id]
@@ -340,14 +344,12 @@ class Engine:
             self.trace.emit(Left(now, step, seq.request.request_id, seq.seq_id, slot))
         outputs = []
         for request_id, builder in touched.items():
-            for index, seq in builder.samples.items():
-                text, builder.text_sent[index] = visible_text(seq, builder.text_sent.get(index, 0))
-                builder.texts[index] = builder.texts.get(index, "") + text
             if builder.finished:
                 builder.times.finished_s = now
                 del self._builders[request_id]
-            if partial or builder.finished:
-                outputs.append(builder.build())
+            elif not partial:
+                continue
+            outputs.append(builder.build())
         return outputs
 
     def _take_pending(self) -> list[RequestOutput]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cbserve.core.request import FinishReason, Request, Sequence
+from cbserve.core.stopping import visible_text
 
 
 @dataclass(slots=True)
@@ -81,6 +82,10 @@ class OutputBuilder:
         return len(self.samples) == self.request.params.n and all(seq.is_finished for seq in self.samples.values())
 
     def build(self) -> RequestOutput:
+        """The output so far; text that a stop string may yet cut is held back until the end."""
+        for index, seq in self.samples.items():
+            text, self.text_sent[index] = visible_text(seq, self.text_sent.get(index, 0))
+            self.texts[index] = self.texts.get(index, "") + text
         outputs = [
             CompletionOutput(
                 index,

@@ -27,11 +27,12 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def blocks_needed(self, seq: Sequence, num_tokens: int) -> int:
-        """New blocks that `seq` needs so that its table holds `num_tokens` tokens."""
-        table = self.tables.get(seq.seq_id, ())
-        need = self.blocks_for(num_tokens) - len(table)
-        copy = self._shared_tail(seq) if num_tokens > seq.num_computed_tokens else None
-        return max(0, need) + (copy is not None)
+        """New blocks that `seq` needs so that its table holds `num_tokens` tokens and no other holds what it writes to."""
+        table = self.tables.get(seq.seq_id)
+        if table is None:
+            return self.blocks_for(num_tokens)
+        need = max(0, self.blocks_for(num_tokens) - len(table))
+        return need if self._shared_tail(seq, table) is None else need + 1
 
     def allocate(self, seq: Sequence, num_tokens: int) -> list[tuple[int, int]]:
         """Grow the table of `seq` to hold `num_tokens` tokens; the next write must not touch a block that others share.
@@ -42,10 +43,12 @@ class KVCacheManager:
         Raises:
             NoFreeBlocksError: nothing was changed.
         """
+        need = self.blocks_needed(seq, num_tokens)
+        if not need:
+            return []
+        blocks = self.pool.allocate(need)
         table = self.tables.get(seq.seq_id, [])
-        tail = self._shared_tail(seq)
-        blocks = self.pool.allocate(self.blocks_needed(seq, num_tokens))
-        copies = []
+        tail, copies = self._shared_tail(seq, table), []
         if tail is not None:
             source, target = table[tail], blocks.pop(0)
             table = [*table[:tail], target, *table[tail + 1 :]]
@@ -79,10 +82,9 @@ class KVCacheManager:
         """Raise ConservationError unless every block is accounted for."""
         self.pool.check(self.tables.values())
 
-    def _shared_tail(self, seq: Sequence) -> int | None:
+    def _shared_tail(self, seq: Sequence, table: list[int]) -> int | None:
         """Index of the block that the next token is written to, if others hold it too."""
         index = seq.num_computed_tokens // self.block_size
-        table = self.tables.get(seq.seq_id, ())
         if index < len(table) and self.pool.ref_counts[table[index]] > 1:
             return index
         return None
