@@ -59,7 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
         return sub
 
     for name, (profile, text) in WORKSHOP.items():
-        command(name, _workshop, text, profile, passes_on=True)
+        workshop = command(name, _workshop, text, profile, passes_on=True)
+        if name == "lab":
+            workshop.epilog = "cbserve lab reset ID, with lab1.ex1 for ID, say, brings one exercise back to its start."
     command("clean", _clean, "remove .venv and caches; work/ and the model stay")
 
     setup = command("setup", _setup, "make .venv and install what the course needs")
@@ -94,6 +96,10 @@ def build_parser() -> argparse.ArgumentParser:
 def _workshop(options: argparse.Namespace) -> int:
     from cbserve import targets
 
+    if options.command == "lab" and options.rest[:1] == ["reset"]:
+        if len(options.rest) != 2:
+            raise CBServeError("name one exercise, `cbserve lab reset lab1.ex1` for instance")
+        return targets.lab_reset(options.rest[1])
     if options.command == "lab":
         return targets.lab(options.rest)
     if options.command == "test":

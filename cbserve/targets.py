@@ -26,8 +26,10 @@ def lab(arguments: Sequence[str]) -> int:
     """Open the course in JupyterLab; `arguments` go to JupyterLab, --no-browser for instance."""
     if not (ROOT / START).is_file():
         raise CBServeError(f"{ROOT / START} is missing; build the notebooks first: python -m cbserve notebooks build")
+    from cbserve.course.lab import copy_labs
+
     fetch_or_warn()
-    copied = copy_labs(ROOT / "labs", ROOT / "work")
+    copied = [path.name for path in copy_labs(ROOT, ROOT / "work")]
     say(f"copied to work/: {', '.join(copied)}" if copied else "work/ holds your labs; nothing there was overwritten")
     trusted = trust(sorted((ROOT / "chapters").glob("*.ipynb")))
     if trusted:
@@ -83,13 +85,13 @@ def fetch_or_warn() -> None:
         say(f"going on without the model: {error}")
 
 
-def copy_labs(labs: Path, work: Path) -> list[str]:
-    """Copy what `work` lacks from `labs` and return the names. What the learner has is never touched."""
-    work.mkdir(exist_ok=True)
-    missing = [lab for lab in sorted(labs.glob("*.ipynb")) if not (work / lab.name).exists()]
-    for lab in missing:
-        shutil.copyfile(lab, work / lab.name)
-    return [lab.name for lab in missing]
+def lab_reset(id: str) -> int:
+    """Put the stub of one exercise back into the learner's copy, and say where the copy as it was now lies."""
+    from cbserve.course.lab import reset
+
+    backup = reset(id, ROOT / "work", ROOT)
+    say(f"{id} is back at its start; your notebook as it was: {backup}")
+    return 0
 
 
 def trust(notebooks: Sequence[Path]) -> int:

@@ -31,7 +31,7 @@ def _columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bo
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """An HTML table; columns of numbers are right aligned."""
+    """An HTML table; columns of numbers are right aligned. A caption makes it a `<figure>` with that name."""
     align = [
         f'style="text-align:{"right" if right else "left"};padding:2px 10px;line-height:1.4"'
         for right in _columns(header, rows)
@@ -41,8 +41,12 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[object]], caption:
         "<tr>" + "".join(f"<td {a}>{escape(_cell(v))}</td>" for v, a in zip(row, align, strict=True)) + "</tr>"
         for row in rows
     )
-    named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{named}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    if not caption:
+        return table
+    # A <caption> would be no wider than the table: a source line beside three short columns becomes a tower of words.
+    named = f'<figcaption style="text-align:left;line-height:1.45">{escape(caption)}</figcaption>'
+    return f'<figure style="margin:0">{named}{table}</figure>'
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 
 from cbserve import __version__, bootstrap, cli, targets
@@ -139,15 +141,24 @@ def test_a_target_goes_on_inside_the_environment(checkout, installs, monkeypatch
     assert installs == ["test"]
 
 
-def test_labs_are_copied_once_and_never_overwritten(tmp_path: Path) -> None:
-    labs, work = tmp_path / "labs", tmp_path / "work"
-    labs.mkdir()
-    (labs / "lab1.ipynb").write_text("official")
-    assert targets.copy_labs(labs, work) == ["lab1.ipynb"]
-    (work / "lab1.ipynb").write_text("mine")
-    (labs / "lab2.ipynb").write_text("official")
-    assert targets.copy_labs(labs, work) == ["lab2.ipynb"]
-    assert (work / "lab1.ipynb").read_text() == "mine"
+def test_lab_reset_brings_an_exercise_back_and_says_where_the_backup_is(checkout, monkeypatch, capsys) -> None:
+    def notebook(source: str) -> Any:
+        answer = nbformat.v4.new_code_cell(source, metadata={"tags": ["exercise", "exercise:lab1.ex1"]}, id="answer")
+        return nbformat.v4.new_notebook(cells=[answer])
+
+    for folder, source in (("labs", "# exercise: lab1.ex1\n..."), ("work", "# exercise: lab1.ex1\nmine = 1")):
+        (checkout / folder).mkdir()
+        nbformat.write(notebook(source), checkout / folder / "lab1.ipynb")
+    monkeypatch.setenv("CBSERVE_VENV", "current")
+    copy = checkout / "work" / "lab1.ipynb"
+    before = copy.read_text()
+    assert cli.main(["lab", "reset", "lab1.ex1"]) == 0
+    assert nbformat.read(copy, as_version=4).cells[0].source.endswith("...")
+    backup = Path(capsys.readouterr().out.split(": ")[-1].strip())
+    assert backup.read_text() == before
+    for wrong in (["lab1.ex9"], []):
+        assert cli.main(["lab", "reset", *wrong]) == 2
+        assert "lab1.ex1" in capsys.readouterr().err
 
 
 def test_clean_keeps_the_learners_work(checkout: Path) -> None:
