@@ -1,8 +1,8 @@
 """Decode speed on this CPU against its floor: `python benchmarks/engine_cpu.py [--threads N] [--model NAME]`.
 
 The floor of a step is what no engine can avoid, measured in the same run on the same machine: the bare matrix products
-on packed weights, and reading K and V once at the bandwidth of a plain copy. The table says what part of a step that is,
-and where the rest goes.
+on packed weights, and reading K and V once at the bandwidth of a plain copy. The table says what part of a step that
+is, and where the rest goes.
 """
 
 from __future__ import annotations
