@@ -18,7 +18,7 @@ from torch import Tensor
 _MAX_PADDING_TOKENS = 512
 
 # On a CPU a group also ends at so many tokens a thread, so that what is gathered is still in a cache when attention
-# reads it (3 MB with three KV heads of 64): on one thread, 32 x 128 tokens at once took 1.3 times as long as two halves.
+# reads it (3 MB with three KV heads of 64). On one thread 32 x 128 tokens at once took 1.3 times as long as in halves.
 _MAX_GROUP_TOKENS_PER_THREAD = 2048
 
 
