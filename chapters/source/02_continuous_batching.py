@@ -3,11 +3,11 @@
 #
 # {{badges}}
 #
-# Fill a slot in the very step after its answer ends, and a batch stops waiting for its slowest member. In this chapter you see
-# what that gains in steps, what it gains in seconds, and what it costs in memory.
+# Fill a slot in the very step after its answer ends, and a batch stops waiting for its slowest member. In this chapter
+# you see what that gains in steps, what it gains in seconds, and what it costs in memory.
 #
-# Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The panel above is
-# the scheduler that you know. The one below differs in a single decision.
+# Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The panel above
+# is the scheduler that you know. The one below differs in a single decision.
 
 # %%
 # {{colab}}
@@ -31,8 +31,8 @@ continuous = serve(twelve, ContinuousBatching(max_num_seqs=3))
 timeline(static, continuous)
 
 # %% [markdown]
-# Same requests, same slots, same answers. Follow D: above, it waits until C has written its 22nd token. Below, it takes A's
-# slot in the step after A's last token.
+# Same requests, same slots, same answers. Follow D: above, it waits until C has written its 22nd token. Below, it takes
+# A's slot in the step after A's last token.
 #
 # ## What you will be able to do
 #
@@ -46,11 +46,11 @@ timeline(static, continuous)
 #
 # ## One `if`
 #
-# Static batching asks once for each batch: *who comes next?* Orca (Yu et al. 2022) asks again after every forward pass, which
-# is called *iteration-level scheduling*, and its effect *continuous batching*.
+# Static batching asks once for each batch: *who comes next?* Orca (Yu et al. 2022) asks again after every forward pass,
+# which is called *iteration-level scheduling*, and its effect *continuous batching*.
 #
-# How large is the difference in code? Below you override one duty of the engine's own scheduler: it may admit requests only
-# when the engine was idle.
+# How large is the difference in code? Below you override one duty of the engine's own scheduler: it may admit requests
+# only when the engine was idle.
 
 # %%
 from cbserve import Scheduler
@@ -85,13 +85,13 @@ table(
 # %% [markdown]
 # Your one `if` gave all of the gain away. Continuous batching is that `if`, left out.
 #
-# Now walk through the run. Press **Next decision** and read the sentence: who leaves, who enters, why the next one waits.
-# Then change the lengths. Can you find twelve for which both panels end at the same step?
+# Now walk through the run. Press **Next decision** and read the sentence: who leaves, who enters, why the next one
+# waits. Then switch to **both** and change the lengths. Can you find twelve for which both panels end at the same step?
 
 # %%
 from cbserve.explorers import timeline_explorer
 
-timeline_explorer(twelve, 3)
+timeline_explorer(twelve, 3, show="continuous")
 
 # %% [markdown]
 # Equal lengths do it: then all slots fall free together, and there is nothing to refill early.
@@ -105,8 +105,8 @@ timeline_explorer(twelve, 3)
 # 3. admit waiting requests, if there is memory,
 # 4. let an urgent request displace a less urgent one.
 #
-# The engine has a method for each: `retire` does 1 and 2, `admit` does 3, `displace` does 4. This is the third, as the engine
-# runs it:
+# The engine has a method for each: `retire` does 1 and 2, `admit` does 3, `displace` does 4. This is the third, as the
+# engine runs it:
 
 # %%
 import inspect
@@ -117,8 +117,8 @@ print(inspect.getsource(Scheduler.admit))
 # It asks the queue for its first request, asks what blocks it, and stops at the first reason. Nobody behind is pulled
 # forward: that is *first come, first served*.
 #
-# A fifth duty has no place in the list, and memory trouble begins there. Each running request gets a token a step, so its KV
-# cache *grows*. The method is `grow`. Here are all duties in one small run, as the trace recorded them.
+# A fifth duty has no place in the list, and memory trouble begins there. Each running request gets a token a step, so
+# its KV cache *grows*. The method is `grow`. Here are all duties in one small run, as the trace recorded them.
 
 # %%
 WHAT = {"admitted": "admit", "preempted": "grow", "finished": "retire"}
@@ -146,9 +146,9 @@ tight = serve([20, 12, 18, 6], ContinuousBatching(max_num_seqs=3), **small_pool)
 decisions(tight)
 
 # %% [markdown]
-# Read the rows from top to bottom and you have told the whole run. Find the row in which somebody *yields*: there were no
-# blocks left for the next token of an older request, so the youngest gave its own back. That is a *preemption*. Here it is
-# drawn; step through it.
+# Read the rows from top to bottom and you have told the whole run. Find a row in which somebody *yields*: no block was
+# left for somebody's next token, so the last in the queue's order gave its own blocks back. That is a *preemption*.
+# Here it is drawn; step through it.
 
 # %%
 timeline_explorer([20, 12, 18, 6], 3, show="continuous", **small_pool)
@@ -156,14 +156,14 @@ timeline_explorer([20, 12, 18, 6], 3, show="continuous", **small_pool)
 # %% [markdown]
 # ## The fourth duty: somebody more urgent
 #
-# A and B hold both slots. They are *standard* requests with 24 tokens to write. In step 6 a *premium* request C arrives. It
-# needs five tokens.
+# A and B hold both slots. They are *standard* requests with 24 tokens to write. In step 6 a *premium* request C
+# arrives. It needs five tokens.
 #
-# **Predict, then run.** The policy lets C take a slot at once. What becomes of the six or so tokens that B has written?
+# **Predict, then run.** The policy lets C take a slot at once. What becomes of the six tokens that B has written?
 #
 # | your guess | why someone would say that |
 # |---|---|
-# | lost; B starts over and may answer something else | its memory is taken; but the tokens are a short list, and lists are kept |
+# | lost; B starts over, perhaps differently | its memory is taken; but the tokens are a short list, and lists are kept |
 # | kept; only their keys and values are computed again | known and computed are two things |
 # | moved to the CPU and back | that is *swapping*, which the lecture names; this engine recomputes |
 
@@ -179,27 +179,18 @@ timeline(polite, urgent, labels=["C waits for a slot", "C takes the place of B"]
 # %%
 from cbserve import sequence_metrics
 
-lost = {e.request_id: e for e in urgent if e.type == "preempted"}
-rows = []
-for before, after in zip(*(sorted(sequence_metrics(t), key=lambda m: m.request_id) for t in (polite, urgent)), strict=True):
-    event = lost.get(after.request_id)
-    rows.append(
-        [
-            after.request_id,
-            before.ttft_s, after.ttft_s, before.e2e_s, after.e2e_s,
-            event.num_computed_tokens if event else 0,
-        ]  # fmt: skip
-    )
-print(*(event.reason for event in lost.values()), sep="\n")
+preempted = [event for event in urgent if event.type == "preempted"]
+print(*(f"{e.request_id} yields: {e.reason}; {e.num_computed_tokens} computed tokens are lost" for e in preempted))
+waits, takes = ({m.request_id: m for m in sequence_metrics(trace)} for trace in (polite, urgent))
 table(
-    ["request", "first token: C waits", "C displaces", "last token: C waits", "C displaces", "tokens computed again"],
-    rows,
+    ["request", "first token: C waits", "C displaces", "last token: C waits", "C displaces"],
+    [[name, waits[name].ttft_s, takes[name].ttft_s, waits[name].e2e_s, takes[name].e2e_s] for name in "ABC"],
     caption="Seconds after arrival, at one second a step. Simulated.",
 )
 
 # %% [markdown]
-# C gains what B pays. B returns with its prompt *and* the tokens that it had written, and computes the keys and values of
-# all of them in one step. It does not write them again.
+# C gains what B pays. The 13 tokens are B's prompt of 8 and 5 of its own; the sixth was written, but its keys and
+# values did not exist yet. B returns with all of them and computes them in one step. It does not write them again.
 #
 # Is its answer the same? Ask a real model: run B alone, then run B and let it be displaced in the middle.
 
@@ -234,11 +225,11 @@ print("B wrote the same tokens:", displaced["B"] == alone["B"])
 #
 # $$\left\lceil \frac{P + t}{\text{block size}} \right\rceil \text{ blocks.}$$
 #
-# Said aloud: *all tokens so far, in whole blocks*. With $P = 32$, $t = 60$ and blocks of 16 tokens: 92 / 16, rounded up, 6
-# blocks. At admission it needed 2.
+# Said aloud: *all tokens so far, in whole blocks*. With $P = 32$, $t = 60$ and blocks of 16 tokens: 92 / 16, rounded
+# up, 6 blocks. At admission it needed 2.
 #
-# So the scheduler admits by what a request needs *now*, and pays later. Watch a pool of 32 blocks fill up under 4 slots and
-# under 16.
+# So the scheduler admits by what a request needs *now*, and pays later. Watch a pool of 32 blocks fill up under 4 slots
+# and under 16.
 
 # %%
 from cbserve import exponential, lines, summarize
@@ -262,7 +253,7 @@ fill, preemptions = {}, {}
 for slots in (4, 16):
     trace = run(slots)
     preemptions[slots] = summarize(trace).num_preemptions
-    fill[f"{slots} slots"] = ([s.step for s in trace.steps], [s.num_used_blocks for s in trace.steps])
+    fill[f"{slots} slots"] = (range(0, len(trace.steps), 16), [s.num_used_blocks for s in trace.steps[::16]])
 lines(
     fill,
     title=f"The pool is full: {preemptions[4]} preemptions with 4 slots, {preemptions[16]} with 16",
@@ -273,8 +264,8 @@ lines(
 )
 
 # %% [markdown]
-# **Predict, then run.** You raise the number of slots (`max_num_seqs`) from 2 to 32 and leave the pool as it is. What happens
-# to the throughput?
+# **Predict, then run.** You raise the number of slots (`max_num_seqs`) from 2 to 32 and leave the pool as it is. What
+# happens to the throughput?
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -311,8 +302,8 @@ lines(
 )
 
 # %% [markdown]
-# The curve bends down where the pool, not the slot count, decides who runs. The loss in throughput looks small. It hides
-# two things: work done twice, and requests that stall in mid-sentence.
+# The curve bends down where the pool, not the slot count, decides who runs. The loss in throughput looks small. It
+# hides two things: work done twice, and requests that stall in mid-sentence.
 
 # %%
 from cbserve import bars
@@ -322,7 +313,7 @@ useful = sum(lengths) + 32 * num_requests
 bars(
     [f"{slots} slots" for slots in caps],
     {"tokens computed again": redone},
-    title=f"With 32 slots the engine computes {redone[-1]:,} tokens again, {redone[-1] / useful:.0%} on top of {useful:,}",
+    title=f"With 32 slots {redone[-1]:,} tokens are computed again, {redone[-1] / useful:.0%} on top of {useful:,}",
     unit="tokens",
     caption="Simulated. Tokens whose keys and values were thrown away by a preemption.",
 )
@@ -340,8 +331,8 @@ table(
 # %% [markdown]
 # This is the lecture's **pitfall 1**. With paged memory it shows as stalls, not as a crash.
 #
-# `ReserveMost` never stalls and pays with empty blocks: it sets aside what may never be used. Here it even knows each true
-# length. A real engine knows only the client's `max_tokens`, which is mostly far larger.
+# `ReserveMost` never stalls and pays with empty blocks: it sets aside what may never be used. Here it even knows each
+# true length. A real engine knows only the client's `max_tokens`, which is mostly far larger.
 #
 # Does the real engine do the same? Here is the tiny model, with the same pool.
 
@@ -356,12 +347,18 @@ for slots in (caps[best], 32):
 table(
     ["slots", "preemptions, measured here", "simulated", "tokens computed again", "useful tokens/s, measured here"],
     rows,
-    caption="The tiny model is so small that a recomputed token costs it almost nothing: trust its counts, not its speed.",
+    caption="A recomputed token costs the tiny model almost nothing: trust its counts, not its speed.",
 )
 
 # %% [markdown]
-# The counts agree, because the scheduler is the same object. Now the cards. For each step in which somebody waited, what did
-# the first in the queue wait for?
+# The counts agree, because the scheduler is the same object.
+#
+# Production engines stand on both sides. vLLM reserves nothing, recomputes what it preempts, and has `max_num_seqs` as
+# the brake; it has long kept a few blocks free when it admits, its *watermark*. TensorRT-LLM offers both ways. In one
+# overloaded run (its issue 16827, a 70B model on an H200) reserving nothing gave 40.6 % less throughput than
+# `GUARANTEED_NO_EVICT`.
+#
+# Now the cards. In the steps in which somebody waited, what did the first in the queue wait for?
 
 # %%
 from collections import Counter
@@ -385,18 +382,16 @@ claim(
     blocks_share={f"{slots} slots on 32 blocks": memory_share(run(slots)) for slots in (2, 4, 8, 16)},
     label="simulated for a pool of 32 blocks",
 )
-
-# %%
-claim("pitfall-1", preemptions={"nothing is reserved": sweep[Scheduler][-1].num_preemptions,
-                                "the most is reserved": sweep[ReserveMost][-1].num_preemptions},
-      label="simulated for 32 slots on 32 blocks")  # fmt: skip
+claim(
+    "pitfall-1",
+    preemptions={
+        "nothing is reserved": sweep[Scheduler][-1].num_preemptions,
+        "the most is reserved": sweep[ReserveMost][-1].num_preemptions,
+    },
+    label="simulated for 32 slots on 32 blocks",
+)
 
 # %% [markdown]
-# Production engines stand on both sides. vLLM reserves nothing, recomputes what it preempts, and has `max_num_seqs` as the
-# brake; it has long kept a few blocks free when it admits, its *watermark*. TensorRT-LLM offers both: `MAX_UTILIZATION` and
-# `GUARANTEED_NO_EVICT`. In one report (issue 16827, Llama-3.3-70B on H200, too many requests) the first gave 40.6 % less
-# throughput and 9.1 times the p99 time per token.
-#
 # ## The most it can gain
 #
 # How few steps can *any* scheduler need on $B$ slots? Two walls, and no way around either:
@@ -404,10 +399,10 @@ claim("pitfall-1", preemptions={"nothing is reserved": sweep[Scheduler][-1].num_
 # - All slots give a token in every step: at least $\lceil \sum_i T_i / B \rceil$ steps.
 # - The longest answer gets one token a step: at least $\max_i T_i$ steps.
 #
-# $$\text{speed-up in steps} \le \frac{\text{static steps}}{\max\left(\lceil \sum_i T_i / B \rceil,\ \max_i T_i\right)}$$
+# $$\text{speed-up in steps} \le \frac{\text{static steps}}{\max(\lceil \sum_i T_i / B \rceil,\ \max_i T_i)}$$
 #
-# Said aloud: *what static batching takes, over the higher of two walls*. The twelve requests have 106 tokens on 3 slots.
-# The walls stand at 36 and at 22 steps, static batching took 60: at most 60 / 36 = 1.67 times.
+# Said aloud: *what static batching takes, over the higher of two walls*. The twelve requests have 106 tokens on 3
+# slots. The walls stand at 36 and at 22 steps, static batching took 60: at most 60 / 36 = 1.67 times.
 
 # %%
 from cbserve import continuous_steps_bound, static_steps, step_speedup_bound
@@ -416,7 +411,8 @@ print(f"static {static_steps(twelve, 3)} steps, walls {-(-sum(twelve) // 3)} and
 print(f"bound {step_speedup_bound(twelve, 3):.2f}x, reached {len(static.steps) / len(continuous.steps):.2f}x")
 
 # %% [markdown]
-# **Predict, then run.** Four workloads on eight slots. For which one does continuous batching stay farthest from its bound?
+# **Predict, then run.** Four workloads on eight slots. For which one does continuous batching stay farthest from its
+# bound?
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -444,11 +440,11 @@ for name, work in workloads.items():
 table(["workload", "static steps", "fewest possible", "continuous, counted on the engine", "of the bound"], rows)
 
 # %% [markdown]
-# While the queue is long, every step is full. The rest is lost at the end, when the queue is empty and the last answers run
-# out: the *drain*.
+# While the queue is long, every step is full. The rest is lost at the end, when the queue is empty and the last answers
+# run out: the *drain*.
 #
-# Look at the static column too. Sorted answers batch well, since neighbours are alike. If lengths were known, static batching
-# would not be so bad. They are not known.
+# In the last row both kinds of batching take the same number of steps. Neighbours in a sorted queue are alike, so
+# static batches waste little. If lengths were known, that would be a method. They are not known.
 #
 # So is the utilisation 100 %? Three conditions, measured on the same engine.
 
@@ -468,8 +464,8 @@ claim(
 # %% [markdown]
 # ## Steps are not seconds
 #
-# Nobody pays in steps. A step with more rows takes longer, and a step that computes a prompt takes longer still. So measure:
-# how long does one step take on *your* machine?
+# Nobody pays in steps. A step with more rows takes longer, and a step that computes a prompt takes longer still. So
+# measure: how long does one step take on *your* machine?
 
 # %%
 from cbserve import CBServeError, measure_step_times
@@ -481,12 +477,12 @@ except CBServeError as error:  # no network, say: the experiment is the same, it
     print(f"{error}\nGoing on with the tiny random model.")
     model = "tiny"
     llm = LLM(model, device=device, batching=continuous4, num_blocks=128, seed=seed, verbose=False)
-times = measure_step_times(llm, num_tokens=(1, 2, 4, 8, 16, 32, 64, 128), repeats=2)
+times = measure_step_times(llm, num_tokens=(1, 4, 8, 32, 128), repeats=2)
 tokens = [n for n, _ in times.points]
 ms = [1e3 * times.seconds(n) for n in tokens]
 lines(
     {model: (tokens, ms)},
-    title=f"A step of 4 tokens takes {ms[2] / ms[0]:.1f} times as long as a step of 1, one of 128 {ms[-1] / ms[0]:.0f} times",
+    title=f"A step of 4 tokens takes {ms[1] / ms[0]:.1f} times as long as one of 1, 128 tokens {ms[-1] / ms[0]:.0f} times",
     x_name="tokens computed in the step",
     y_name="milliseconds",
     log_x=True,
@@ -494,14 +490,14 @@ lines(
 )
 
 # %% [markdown]
-# Now you can *predict* a run without the model. Replay it: the same scheduler decides, and a virtual clock advances by what
-# you measured for each step.
+# Now you can *predict* a run without the model. Replay it: the same scheduler decides, and a virtual clock advances by
+# what you measured for each step.
 #
-# The work: Azure's chat requests at a fraction of their size, prompts included, so that a CPU can serve them. Static and
-# continuous get the same four slots.
+# The work: Azure's chat requests at a fraction of their size, prompts included, so that a CPU can serve them. Static
+# and continuous get the same four slots.
 #
-# **Predict.** Will the speed-up in seconds be larger than in steps, smaller, or the same? Both ways compute all prompts. Only
-# the rest can shrink.
+# **Predict.** Will the speed-up in seconds be larger than in steps, smaller, or the same? Both ways compute all
+# prompts. Only the rest can shrink.
 
 # %%
 from cbserve import azure
@@ -515,7 +511,8 @@ predicted_s = [summarize(run).makespan_s for run in predicted.values()]
 steps = [len(run.steps) for run in predicted.values()]
 print(f"{sum(work)} tokens to write, {sum(prompts)} prompt tokens")
 print(f"steps: {steps[0]} static, {steps[1]} continuous: {steps[0] / steps[1]:.2f}x")
-print(f"seconds, predicted: {predicted_s[0]:.2f} static, {predicted_s[1]:.2f} continuous: {predicted_s[0] / predicted_s[1]:.2f}x")
+ratio = predicted_s[0] / predicted_s[1]
+print(f"seconds, predicted: {predicted_s[0]:.2f} static, {predicted_s[1]:.2f} continuous: {ratio:.2f}x")
 
 # %% [markdown]
 # The prediction stands. Now the measurement, with the real model.
@@ -531,7 +528,7 @@ del llm
 bars(
     ["static", "continuous"],
     {"predicted": predicted_s, "measured here": measured_s},
-    title=f"{steps[0] / steps[1]:.2f}x in steps; in seconds {predicted_s[0] / predicted_s[1]:.2f}x predicted and "
+    title=f"{steps[0] / steps[1]:.2f}x in steps; in seconds {ratio:.2f}x predicted and "
     f"{measured_s[0] / measured_s[1]:.2f}x measured",
     unit="s",
     caption=f"{model}, 12 requests on 4 slots. Predicted: replay with measured step times. Measured here.",
@@ -544,8 +541,9 @@ same = all(len(measured[b].steps) == len(predicted[b].steps) for b in measured)
 print(f"same number of steps in prediction and measurement: {same}")
 
 # %% [markdown]
-# The step counts agree exactly: they come from one scheduler. The seconds agree as well as your machine is quiet. Another
-# program on the same cores moves them by a factor, so run both cells again when in doubt, and compare ratios first.
+# The step counts agree exactly: they come from one scheduler. The seconds agree as well as your machine is quiet.
+# Another program on the same cores moves them by a factor, so run both cells again when in doubt, and compare ratios
+# first.
 #
 # ## "2 to 3x", tested
 #
@@ -571,16 +569,16 @@ lines(
 )
 
 # %% [markdown]
-# **Predict, then run.** For code the bound is largest. Will it gain most in *seconds* too? One hint: a code request has about
-# 2,000 prompt tokens and writes about 28.
+# **Predict, then run.** For code the bound is largest. Will it gain most in *seconds* too? One hint: a code request has
+# about 2,000 prompt tokens and writes about 28.
 #
 # | your guess | why someone would say that |
 # |---|---|
 # | code gains most | its answers differ most; true for the decode steps |
 # | chat gains most | it spends more of its time in decode steps, and only those shrink |
 #
-# Your CPU is too slow for whole requests, so simulate a GPU: below are times of single steps of Llama-3.1-8B on an A100,
-# from public measurements.
+# Your CPU is too slow for whole requests, so simulate a GPU: below are times of single steps of Llama-3.1-8B on an
+# A100, from public measurements.
 
 # %%
 from cbserve import StepTimes
@@ -594,39 +592,36 @@ a100 = StepTimes(
     per_context_token_s,
 )
 
-# %%
 def speedup(outputs, prompts, slots):
     """How many times faster in steps and in seconds, and the share of the static run's time in steps with prompts."""
     before, after = (
         serve(outputs, batching, prompt_tokens=prompts, step_time_s=a100)
         for batching in (StaticBatching(slots), ContinuousBatching(max_num_seqs=slots))
     )
-    took = {kind: 0.0 for kind in (True, False)}
-    for step in before.steps:
-        took[any(row.kind == "prefill" for row in step.rows)] += step.end_s - step.start_s
-    prompt_share = took[True] / sum(took.values())
-    return len(before.steps) / len(after.steps), before.steps[-1].end_s / after.steps[-1].end_s, prompt_share
+    with_prompts = [step for step in before.steps if any(row.kind == "prefill" for row in step.rows)]
+    took = [run.steps[-1].end_s for run in (before, after)]
+    prompt_share = sum(step.end_s - step.start_s for step in with_prompts) / took[0]
+    return len(before.steps) / len(after.steps), took[0] / took[1], prompt_share
 
 
-num_simulated = 128 if size == "small" else 512
-rows, seconds = [], {}
+num_simulated = 192 if size == "small" else 1024
+rows = []
 for trace_name, lengths_of in {"chat": chat, "code": code}.items():
     outputs = lengths_of.sample_output(num_simulated, seed=seed)
     inputs = lengths_of.sample_prompt(num_simulated, seed=seed + 1)
-    for slots in (8, 16):
-        in_steps, seconds[f"{trace_name}, B = {slots}"], share = speedup(outputs, inputs, slots)
-        rows.append([trace_name, slots, f"{in_steps:.2f}x", f"{seconds[f'{trace_name}, B = {slots}']:.2f}x", f"{share:.0%}"])
-in_steps, seconds["equal, B = 8"], share = speedup([50] * 64, [50] * 64, 8)
-rows.append(["equal", 8, f"{in_steps:.2f}x", f"{seconds['equal, B = 8']:.2f}x", f"{share:.0%}"])
+    for slots in (8, 32):
+        rows.append([trace_name, slots, *speedup(outputs, inputs, slots)])
+rows.append(["equal", 8, *speedup([50] * 64, [50] * 64, 8)])
+seconds = {f"{kind}, B = {slots}": in_seconds for kind, slots, _, in_seconds, _ in rows}
 table(
     ["requests", "slots", "faster in steps", "faster in seconds", "static: time in steps with prompts"],
-    rows,
+    [[kind, b, f"{steps_x:.2f}x", f"{time_x:.2f}x", f"{share:.0%}"] for kind, b, steps_x, time_x, share in rows],
     caption="Simulated for one A100-80 with Llama-3.1-8B (step times: NVIDIA aiconfigurator tables for vLLM).",
 )
 
 # %% [markdown]
-# Code has the larger bound and the smaller gain: prompts take most of its time, and both schedulers compute them all. The
-# more slots, the more the drain weighs in so short a run.
+# Code has the larger bound and the smaller gain: prompts take a large part of its time, and both schedulers compute
+# them all. The more slots, the more the drain weighs in so short a run.
 #
 # The card takes the simulated numbers and the one that your machine measured.
 
@@ -642,7 +637,7 @@ claim(
 # measured four engines on OPT-13B and one A100-40, each against the simplest one.
 
 # %%
-reported = {"plain static batches": 1, "optimised static engine": 4, "continuous batching": 8, "and paged memory (vLLM)": 23}
+reported = {"plain static batches": 1, "tuned static engine": 4, "continuous batching": 8, "paged memory (vLLM)": 23}
 values = list(reported.values())
 kernels, scheduling, memory = (b / a for a, b in zip(values, values[1:], strict=False))
 bars(
@@ -662,8 +657,8 @@ bars(
 # Edit the list. Put in what *your* users ask for: the lengths of your last answers, in tokens.
 
 # %%
-my_lengths = [12, 180, 35, 60, 8, 240, 90, 15, 120, 40, 22, 75]
-my_slots = 4
+my_lengths = [12, 180, 35, 60, 8, 140, 90, 15]
+my_slots = 3
 
 mine = [serve(my_lengths, StaticBatching(my_slots)), serve(my_lengths, ContinuousBatching(max_num_seqs=my_slots))]
 timeline(*mine)
@@ -676,21 +671,21 @@ print(f"Your lengths gain {reached:.2f}x in steps; the bound is {bound:.2f}x, an
 # %% [markdown]
 # ## Limits, and what others do
 #
-# - **Orca** batches the matrix products of mixed requests but not their attention (*selective batching*), and reserves KV
-#   slots for the longest answer. Its famous 36.9x is scheduling against a weak baseline, without paging.
-# - **vLLM's first engine** ran a step of prompts *or* a step of decodes, prompts first. Today it mixes both under a token
-#   budget, as this engine does (`mixed=True`).
-# - **vLLM today** only recomputes; the swap to CPU memory that the lecture names is gone from it. **SGLang** reserves a share
-#   of what running requests may still write, and takes some back when that was too little.
+# - **Orca** batches the matrix products of mixed requests but not their attention (*selective batching*), and reserves
+#   KV slots for the longest answer. Its famous 36.9x is scheduling against a weak baseline, without paging.
+# - **vLLM's first engine** ran a step of prompts *or* a step of decodes, prompts first. Today it mixes both under a
+#   token budget, as this engine does (`mixed=True`).
+# - **vLLM today** only recomputes; the swap to CPU memory that the lecture names is gone from it. **SGLang** reserves a
+#   share of what running requests may still write, and takes some back when that was too little.
 #
-# **Of this chapter:** its stand-in cost is invented, its replay knows no attention beyond a slope, and all requests wait
-# from the start. Arrivals over time come in a later chapter.
+# **Of this chapter:** its stand-in cost is invented, its replay knows no attention beyond a slope, and all requests
+# wait from the start. Arrivals over time come in a later chapter.
 #
 # ## Take-aways
 #
 # - Continuous batching is one decision: refill a slot after every step.
-# - Its gain in steps is bounded by static steps over the higher of two walls. Its gain in seconds is smaller, by the share
-#   of the prompts.
+# - Its gain in steps is bounded by static steps over the higher of two walls. Its gain in seconds is smaller, by the
+#   share of the prompts.
 # - Memory decides who runs. Reserve nothing and you preempt; reserve the most and blocks stand empty.
 #
 # ## Decide
@@ -699,25 +694,25 @@ print(f"Your lengths gain {reached:.2f}x in steps; the bound is {bound:.2f}x, an
 # Somebody sets `max_num_seqs` to 256. Do you agree?
 #
 # <details><summary>an answer</summary>
-# At the mean length, half written, a request holds 500 tokens: 32 blocks, so about 62 fit. A cap of 256 would let the pool
-# decide, by preemption. Begin near 60, watch preemptions and the p99 gap, and move from there. A cap by the worst case, 2,400
-# tokens or 150 blocks, would run only 13.
+# At the mean length, half written, a request holds 500 tokens: 32 blocks, so about 62 fit. A cap of 256 would let the
+# pool decide, by preemption. Begin near 60, watch preemptions and the p99 gap, and move from there. A cap by the worst
+# case, 2,400 tokens or 150 blocks, would run only 13.
 # </details>
 #
-# **2.** A team summarises documents: 8,000 prompt tokens, 100 to 120 output tokens. They hope for 3x from continuous batching.
-# What do you tell them?
+# **2.** A team summarises documents: 8,000 prompt tokens, 100 to 120 output tokens. They hope for 3x from continuous
+# batching. What do you tell them?
 #
 # <details><summary>an answer</summary>
-# Expect almost nothing from refilling: the answers are nearly equal, so static batches waste little, and prompts take most of
-# the time. Their gains lie in the prefill: prefix caching, chunking, a second GPU.
+# Expect almost nothing from refilling: the answers are nearly equal, so static batches waste little, and prompts take
+# most of the time. Their gains lie in the prefill: caching of shared prefixes, a faster or a second GPU.
 # </details>
 #
-# **3.** Premium requests displace standard ones, and standard users complain of answers that stop for seconds. Nothing is out
-# of memory. What do you change first?
+# **3.** Premium requests displace standard ones, and standard users complain of answers that stop for seconds. Nothing
+# is out of memory. What do you change first?
 #
 # <details><summary>an answer</summary>
-# Displacement costs the victim all of its computed tokens, and one with a long context most. Keep a few slots for premium
-# requests, or displace the one with the least to recompute. Then measure the p99 gap of the standard class again.
+# Displacement costs the victim all of its computed tokens, and one with a long context most. Keep a few slots for
+# premium requests, or displace the one with the least to recompute. Then measure the p99 gap of standard requests again.
 # </details>
 
 # %%
@@ -729,7 +724,8 @@ ledger()
 # ## Read on
 #
 # - Yu et al., [Orca: A Distributed Serving System for Transformer-Based Generative
-#   Models](https://www.usenix.org/conference/osdi22/presentation/yu), OSDI 2022: iteration-level scheduling, section 3.1.
+#   Models](https://www.usenix.org/conference/osdi22/presentation/yu), OSDI 2022: iteration-level scheduling, section
+#   3.1.
 # - Kwon et al., [Efficient Memory Management for Large Language Model Serving with
 #   PagedAttention](https://arxiv.org/abs/2309.06180), SOSP 2023: the blocks, and preemption by recompute or swap.
 # - Anyscale, [How continuous batching enables 23x throughput in LLM
