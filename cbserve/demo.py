@@ -21,7 +21,7 @@ PROMPT_TOKENS = 16
 def main(args: Sequence[str] = ()) -> int:
     """Serve, draw, compare. Returns 0."""
     parser = argparse.ArgumentParser(prog="cbserve demo", description=__doc__)
-    parser.add_argument("--requests", type=_positive, default=28, help="how many requests (default 28)")
+    parser.add_argument("--requests", type=_positive, default=20, help="how many requests (default 20)")
     parser.add_argument("--slots", type=_positive, default=4, help="how many at a time (default 4)")
     parser.add_argument("--median", type=_positive, default=14, help="median answer in tokens; lengths are lognormal (14)")
     parser.add_argument("--seed", type=int, default=0)
