@@ -16,7 +16,7 @@ _BUDGET_S = 0.12
 def choose_num_threads() -> int:
     """1, 2, 4, ... or as many as torch would take (cores, affinity and OMP_NUM_THREADS allow): the fastest of them.
 
-    Measured once in a process, in under 0.3 s (more where every product is held up), on a chain of small matrix products such as one decode step has. More
+    Measured once in a process, in under 0.3 s, on a chain of small matrix products such as one decode step has. More
     threads are not always faster: where another process uses a core, each product waits for the thread that shares it.
     """
     most = torch.get_num_threads()
