@@ -274,7 +274,7 @@ class Engine:
             reason = str(p.reason)
             self.trace.emit(
                 Preempted(
-                    now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.num_computed_tokens, p.num_blocks
+                    now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.how, p.num_computed_tokens, p.num_blocks
                 )
             )
             if not self._warned_of_preemption:
@@ -285,7 +285,7 @@ class Engine:
                     p.request_id, p.cause.replace("_", " "), reason, p.num_computed_tokens,
                 )  # fmt: skip
         for a in plan.admissions:
-            self.trace.emit(Admitted(now, step, a.request_id, a.seq_id, a.slot, a.resumed))
+            self.trace.emit(Admitted(now, step, a.request_id, a.seq_id, a.slot, a.resumed, a.num_cached_tokens, a.num_swapped_blocks))
             builder = self._builders.get(a.request_id)
             if builder is not None and builder.times.admitted_s is None:
                 builder.times.admitted_s = now
@@ -311,7 +311,7 @@ class Engine:
         self.trace.emit(
             StepEvent(
                 self._number(plan), start, end, rows, plan.num_waiting, plan.num_running, plan.num_used_blocks,
-                len(plan.copies),
+                len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
             )
         )  # fmt: skip
 

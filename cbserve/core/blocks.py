@@ -1,6 +1,8 @@
-"""The physical side of the KV cache: a pool of equal blocks with a free list, reference counts and leases.
+"""The physical side of the KV cache: a pool of equal blocks with a free list, reference counts, leases and an index of
+what full blocks hold.
 
-The free list gives and takes in O(1) (Kwon et al. 2023, PagedAttention, section 4.2).
+The free list gives and takes in O(1) (Kwon et al. 2023, PagedAttention, section 4.2). A block whose content is known by
+its hash stays findable after it is freed, until it is handed out again: least recently used first.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ class BlockPool:
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks
         self.leases: set[Lease] = set()
+        self.num_evictions = 0  # blocks that lost their content to others
         self._free = FreeList(range(num_blocks))
+        self._hash_of: dict[int, bytes] = {}  # what full blocks hold, free ones included
+        self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -100,17 +105,32 @@ class BlockPool:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self.ref_counts[block] = 1
+            if block in self._hash_of:  # evicted: its old content must not be found any more
+                del self._block_of[self._hash_of.pop(block)]
+                self.num_evictions += 1
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One more holder for blocks in use."""
+        """One more holder for blocks in use, or for free blocks whose content is still findable."""
         for block in block_ids:
             if not self.ref_counts[block]:
-                raise ConservationError(f"block {block} is free and cannot be shared")
+                if block not in self._hash_of:
+                    raise ConservationError(f"block {block} is free and cannot be shared")
+                self._free.remove(block)
             self.ref_counts[block] += 1
 
+    def publish(self, block: int, content_hash: bytes) -> None:
+        """Make a full, written block findable. Another block with the same content stays the one that is found."""
+        if content_hash not in self._block_of and block not in self._hash_of:
+            self._block_of[content_hash] = block
+            self._hash_of[block] = content_hash
+
+    def find(self, content_hash: bytes) -> int | None:
+        """The block that holds this content, in use or free; None if there is none."""
+        return self._block_of.get(content_hash)
+
     def free(self, block_ids: Iterable[int]) -> None:
-        """One holder fewer; a block without a holder is free, and is handed out next.
+        """One holder fewer. A block without a holder is free: handed out next, or last if its content is findable.
 
         Raises:
             ConservationError: a block has no holder (freed twice).
@@ -120,7 +140,9 @@ class BlockPool:
             if not count:
                 raise ConservationError(f"block {block} was freed twice")
             self.ref_counts[block] = count - 1
-            if count == 1:
+            if count == 1 and block in self._hash_of:
+                self._free.append(block)
+            elif count == 1:
                 self._free.prepend(block)
 
     def lease(self, block_ids: SequenceOf[int], holder: str) -> Lease:

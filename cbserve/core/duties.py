@@ -65,7 +65,8 @@ class Duties:
             return []
         running, victims = list(self.running), []
         slots, blocks = len(self.free_slots), self.kv.num_free_blocks
-        need = self.kv.blocks_needed(candidate, self.num_new_tokens(candidate, step))
+        num_tokens = self.kv.num_cached_tokens(candidate) + self.num_new_tokens(candidate, step)
+        need = self.kv.blocks_needed(candidate, num_tokens)
         while running and (slots < candidate.pending_samples or blocks < need):
             victim = self.policy.displaces(candidate, running, step.now_s)
             if victim is None:
@@ -91,21 +92,23 @@ class Duties:
         if slots["need"] > slots["free"]:
             return Reason("no_slots", slots)
         num_tokens = self.num_new_tokens(seq, step)
+        num_cached = self.kv.num_cached_tokens(seq)
         if not num_tokens:
-            missing = seq.num_tokens - seq.num_computed_tokens
+            missing = seq.num_tokens - num_cached
             return Reason("no_budget", {"need": missing, "left": step.budget_left, "budget": step.budget})
         if self.batching.keeps_finished:  # reserve for the longest answer: a batch must never run out of blocks
             need, free = self.most_blocks(seq), self.kv.pool.num_blocks - step.reserved_blocks
         else:  # reserve nothing: blocks for this step only
-            need, free = self.kv.blocks_needed(seq, seq.num_computed_tokens + num_tokens), self.kv.num_free_blocks
+            need, free = self.kv.blocks_needed(seq, num_cached + num_tokens), self.kv.num_free_blocks
         return Reason("no_blocks", {"need": need, "free": free}) if need > free else None
 
     def num_new_tokens(self, seq: Sequence, step: Step) -> int:
         """How many tokens of `seq` this step can compute; 0 if it must wait."""
         if seq.is_finished:
             return 0
-        missing = seq.num_tokens - seq.num_computed_tokens
-        is_prefill = seq.state is SequenceState.WAITING or seq.is_prefilling
+        is_waiting = seq.state is SequenceState.WAITING
+        missing = seq.num_tokens - (self.kv.num_cached_tokens(seq) if is_waiting else seq.num_computed_tokens)
+        is_prefill = is_waiting or seq.is_prefilling
         return self.batching.chunk(missing, step.budget_left, is_prefill)
 
     def most_blocks(self, seq: Sequence) -> int:

@@ -77,6 +77,8 @@ class Admission:
     request_id: str
     slot: int
     resumed: bool  # it ran before and was preempted
+    num_cached_tokens: int = 0  # found in the prefix cache
+    num_swapped_blocks: int = 0  # brought back from the host pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class Preemption:
     slot: int
     cause: str  # "out_of_blocks" or "displaced"
     reason: Reason
-    num_computed_tokens: int  # tokens whose K and V are lost and will be computed again
+    how: str  # "recompute" or "swap"
+    num_computed_tokens: int  # tokens whose K and V are lost and will be computed again, or wait in the host pool
     num_blocks: int  # blocks that were given back
 
 
@@ -101,17 +104,21 @@ class Blocked:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One iteration. `rows` are computed in one forward pass; copies are carried out before it."""
+    """One iteration. An executor carries out, in this order: `swap_outs`, `copies`, `swap_ins`, then one forward pass over
+    `rows`. The order matters: a block that a swap-out empties may be the target of a copy or a swap-in of the same step."""
 
     step: int
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block): copy-on-write
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     admissions: list[Admission] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     blocked: Blocked | None = None
     num_waiting: int = 0
     num_running: int = 0
     num_used_blocks: int = 0
+    num_evictions: int = 0  # cached blocks that lost their content to others since the last plan
 
     @property
     def num_tokens(self) -> int:

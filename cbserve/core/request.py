@@ -146,9 +146,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "admission_tokens", "arrival_s", "finish_reason", "max_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens",
-        "num_scheduled_tokens", "output_bytes", "output_token_ids", "pending_samples", "request", "sample_index",
-        "seq_id", "slot", "state", "stop_reason", "text_end", "waiting_for",
+        "admission_tokens", "arrival_s", "block_hashes", "finish_reason", "max_tokens", "num_computed_tokens",
+        "num_preemptions", "num_prompt_tokens", "num_published_blocks", "num_scheduled_tokens", "output_bytes",
+        "output_token_ids", "pending_samples", "request", "sample_index", "seq_id", "slot", "state", "stop_reason",
+        "text_end", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, max_tokens: int, sample_index: int = 0) -> None:
@@ -169,6 +170,8 @@ class Sequence:
         self.slot: int | None = None  # the batch slot it holds while it runs
         self.waiting_for: str | None = None  # something outside the step (a KV transfer): skipped, keeps its place
         self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []  # of its full blocks, each chained on the one before (prefix cache)
+        self.num_published_blocks = 0  # blocks that the prefix index has been told of
         self.output_bytes = bytearray()  # UTF-8 bytes of the sampled tokens, if a tokenizer is known
         self.text_end: int | None = None  # the text is output_bytes[:text_end] once a stop string cut it
 

@@ -6,6 +6,7 @@ It asks its duties (see `duties.py`) for decisions, carries them out, and refuse
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cbserve.core import batching as duty
@@ -14,6 +15,7 @@ from cbserve.core.blocks import Lease
 from cbserve.core.duties import Duties, Step
 from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
 from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.limits import Limits
 from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
 from cbserve.core.policies import FCFS, Policy
 from cbserve.core.request import FinishReason, Request, Sequence, SequenceState
@@ -52,6 +54,8 @@ class Scheduler(Duties):
         policy: who goes first and who yields.
         stop_checker: when an answer ends.
         max_model_len: most tokens of prompt and answer together; None: as many as the pool holds.
+        preemption: what becomes of a victim's K and V: "recompute" (given up), "swap" (copied to the host pool of `kv`, as
+            long as that has room), or a function (sequence) -> one of the two.
     """
 
     def __init__(
@@ -61,12 +65,16 @@ class Scheduler(Duties):
         policy: Policy | None = None,
         stop_checker: StopChecker | None = None,
         max_model_len: int | None = None,
+        preemption: str | Callable[[Sequence], str] = "recompute",
     ) -> None:
+        if not callable(preemption) and preemption not in ("recompute", "swap"):
+            raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or a function")
         self.kv = kv
+        self.preemption = preemption
         self.batching = batching or ContinuousBatching()
         self.policy = FCFS() if policy is None else policy  # an empty queue is falsy
-        self.max_model_len = max_model_len
         self.stop_checker = stop_checker or StopChecker(max_model_len=max_model_len)
+        self.limits = Limits(kv, self.batching, self.stop_checker, max_model_len)
         self.running: list[Sequence] = []
         self.padding: list[Padding] = []
         self.held: dict[int, Sequence] = {}  # wait for something outside the step
@@ -77,6 +85,7 @@ class Scheduler(Duties):
         self._next_seq_id = 0
         self._step = 0
         self._prefill_streak = 0
+        self._num_evictions = 0
 
     # ---- requests in and out ------------------------------------------------------------------------------------
 
@@ -90,10 +99,10 @@ class Scheduler(Duties):
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is in use by an unfinished request; take another"
             )
-        reason = self.refuses(request)
+        reason = self.limits.refuses(request)
         if reason is not None:
             return reason
-        seq = Sequence(request, self._next_seq_id, self._max_tokens(request))
+        seq = Sequence(request, self._next_seq_id, self.limits.max_tokens(request))
         self._next_seq_id += 1
         self.requests[request.request_id] = [seq]
         self._by_id[seq.seq_id] = seq
@@ -103,43 +112,6 @@ class Scheduler(Duties):
             seq.waiting_for = waiting_for
             self.held[seq.seq_id] = seq
         return seq
-
-    def refuses(self, request: Request) -> Reason | None:
-        """Why `request` can never be served here; None if it can."""
-        try:
-            self.stop_checker.validate(request)
-        except InvalidRequestError as error:
-            return Reason("invalid", {"message": str(error)})
-        prompt, params, pool = len(request.prompt_token_ids), request.params, self.kv.pool
-        if not prompt:
-            return Reason("empty_prompt")
-        if self.max_model_len is not None and prompt >= self.max_model_len:
-            return Reason("too_long_for_model", {"prompt": prompt, "limit": self.max_model_len})
-        if params.n > self.batching.max_num_seqs:
-            return Reason("too_many_samples", {"need": params.n, "slots": self.batching.max_num_seqs})
-        max_tokens = self._max_tokens(request)
-        numbers: dict[str, int | float | str] = {"prompt": prompt, "max_tokens": max_tokens}
-        longest = prompt + max(max_tokens, 1) - 1  # the last sampled token needs no K and V
-        need = self.kv.blocks_for(longest) * (params.n if self.batching.keeps_finished else 1)
-        if max_tokens < 1 or need > pool.num_blocks:
-            numbers |= {"need": need, "block_size": pool.block_size, "total": pool.num_blocks}
-            return Reason("too_long_for_pool", numbers)
-        budget = self.batching.max_num_batched_tokens
-        if not self.batching.chunked and budget is not None and longest > budget:
-            return Reason("too_long_for_step", numbers | {"need": longest, "budget": budget})
-        return None
-
-    def _max_tokens(self, request: Request) -> int:
-        """`params.max_tokens`, capped by the model's length; None also by the pool and the step."""
-        prompt, asked = len(request.prompt_token_ids), request.params.max_tokens
-        caps = [] if self.max_model_len is None else [self.max_model_len - prompt]
-        if asked is None:
-            caps.append(self.kv.pool.num_blocks * self.kv.block_size - prompt + 1)
-            if not self.batching.chunked and self.batching.max_num_batched_tokens is not None:
-                caps.append(self.batching.max_num_batched_tokens - prompt + 1)
-        else:
-            caps.append(asked)
-        return min(caps)
 
     def abort(self, request_id: str) -> StepUpdate:
         """End every unfinished sample of a request now. Unknown or finished ids are ignored."""
@@ -203,6 +175,7 @@ class Scheduler(Duties):
                 )
             seq.num_computed_tokens = row.end
             seq.num_scheduled_tokens = 0
+            self.kv.step_done(seq)
             samples = self._fork(seq, changed) if row.num_samples > 1 else [seq]
             for i, (sample, token) in enumerate(zip(samples, sampled, strict=False)):
                 sample.output_token_ids.append(token)
@@ -258,14 +231,18 @@ class Scheduler(Duties):
             raise SchedulerError(f"admit returned {seq!r}, which has no room: {reason}; stop before it")
         self.policy.remove(seq)
         step.reserved_blocks += self.most_blocks(seq)
+        swaps, num_cached = self.kv.admit(seq)
+        step.plan.swap_ins += swaps
         slots = [heapq.heappop(self.free_slots) for _ in range(seq.pending_samples)]
         seq.slot, self._sample_slots[seq.seq_id] = slots[0], slots[1:]
-        count = self.num_new_tokens(seq, step)
-        seq.state, seq.admission_tokens = SequenceState.RUNNING, seq.num_tokens
+        seq.state = SequenceState.RUNNING
+        is_decode = seq.num_output_tokens > 0 and seq.num_computed_tokens == seq.num_tokens - 1  # all of it came back
+        seq.admission_tokens = seq.num_computed_tokens if is_decode else seq.num_tokens
         self.running.append(seq)
         resumed = seq.num_preemptions > 0
-        step.plan.admissions.append(Admission(seq.seq_id, seq.request.request_id, seq.slot, resumed))
-        self._schedule_row(seq, count, step)
+        request_id = seq.request.request_id
+        step.plan.admissions.append(Admission(seq.seq_id, request_id, seq.slot, resumed, num_cached, len(swaps)))
+        self._schedule_row(seq, self.num_new_tokens(seq, step), step)
 
     def _schedule_row(self, seq: Sequence, count: int, step: Step) -> None:
         start = seq.num_computed_tokens
@@ -287,18 +264,25 @@ class Scheduler(Duties):
         )
 
     def _preempt(self, victim: Sequence, cause: str, reason: Reason, step: Step) -> None:
-        """Preemption by recompute: all its blocks are given back, and it queues again by its key."""
+        """All its blocks are given back, and it queues again by its key. Its K and V are lost, or wait in the host pool."""
         if victim.state is not SequenceState.RUNNING or victim.is_finished:
             raise SchedulerError(f"{victim!r} cannot yield: it does not run; name one of `running`")
         if step.rows.pop(victim.seq_id, None) is not None:
             step.budget_left += victim.num_scheduled_tokens
-            del step.copies[victim.seq_id]
+        copies = step.copies.pop(victim.seq_id, [])
         slot, computed = self._release_slot(victim), victim.num_computed_tokens
-        num_blocks = self.kv.free(victim)
+        mode = self.preemption(victim) if callable(self.preemption) else self.preemption
+        step.plan.swap_ins = [pair for pair in step.plan.swap_ins if pair[0] not in self.kv.coming_in.get(victim.seq_id, ())]
+        swaps = self.kv.swap_out(victim, copies) if mode == "swap" else None
+        step.plan.swap_outs += swaps or []
+        num_blocks = self.kv.free(victim) if swaps is not None else self.kv.forget(victim)
+        how = "recompute" if swaps is None else "swap"
         step.plan.preemptions.append(
-            Preemption(victim.seq_id, victim.request.request_id, slot, cause, reason, computed, num_blocks)
+            Preemption(victim.seq_id, victim.request.request_id, slot, cause, reason, how, computed, num_blocks)
         )
-        victim.num_computed_tokens = victim.num_scheduled_tokens = 0
+        if swaps is None:
+            victim.num_computed_tokens = 0
+        victim.num_scheduled_tokens = 0
         victim.num_preemptions += 1
         victim.state = SequenceState.WAITING
         self.running.remove(victim)
@@ -313,6 +297,8 @@ class Scheduler(Duties):
         plan.num_waiting = len(self.policy) + len(self.held)
         plan.num_running = len(self.running)
         plan.num_used_blocks = self.kv.pool.num_used
+        plan.num_evictions = self.kv.pool.num_evictions - self._num_evictions
+        self._num_evictions = self.kv.pool.num_evictions
         if plan.rows:
             self._step += 1
         return plan
@@ -356,7 +342,7 @@ class Scheduler(Duties):
                 self._pad(seq)
             else:
                 left.append((seq, self._release_slot(seq)))
-        self.kv.free(seq)
+        self.kv.forget(seq)
         seq.state = SequenceState.FINISHED
         del self._by_id[seq.seq_id]
         siblings = self.requests[seq.request.request_id]
@@ -402,10 +388,12 @@ class Scheduler(Duties):
     def check(self) -> None:
         """Conservation of blocks, slots and sequences. Raises ConservationError."""
         self.kv.check()
-        held = {seq.seq_id for seq in self.running}
-        strangers = set(self.kv.tables) - held
+        strangers = set(self.kv.tables) - {seq.seq_id for seq in self.running}
         if strangers:
             raise ConservationError(f"sequences {sorted(strangers)} hold blocks but do not run")
+        strangers = set(self.kv.swapped) - {seq.seq_id for seq in self.policy}
+        if strangers:
+            raise ConservationError(f"sequences {sorted(strangers)} are swapped out but do not wait")
         slots = sorted(self.free_slots)
         for seq in [*self.running, *(padding.seq for padding in self.padding)]:
             slots += [-1 if seq.slot is None else seq.slot, *self._sample_slots.get(seq.seq_id, ())]

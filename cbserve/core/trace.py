@@ -4,10 +4,11 @@
 |---|---|---|
 | `arrived` | time_s, request_id, num_prompt_tokens, max_tokens, priority, client_id, num_samples | a request is queued |
 | `refused` | time_s, request_id, reason | a request can never be served |
-| `admitted` | time_s, step, request_id, seq_id, slot, resumed | a waiting sequence gets a slot |
+| `admitted` | time_s, step, request_id, seq_id, slot, resumed, num_cached_tokens, num_swapped_blocks | it gets a slot |
 | `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted (once for each new reason) |
-| `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, num_computed_tokens, num_blocks | it gives its place up |
-| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies | one iteration was computed |
+| `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | it yields |
+| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, num_swaps | \
+one iteration was computed |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
 | `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static batching: later than `finished`) |
@@ -79,6 +80,8 @@ class Admitted(Event):
     seq_id: int
     slot: int
     resumed: bool
+    num_cached_tokens: int = 0
+    num_swapped_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Preempted(Event):
     slot: int
     cause: str
     reason: str
+    how: str
     num_computed_tokens: int
     num_blocks: int
 
@@ -116,7 +120,9 @@ class StepEvent(Event):
     num_waiting: int
     num_running: int
     num_used_blocks: int
-    num_copies: int = 0
+    num_copies: int = 0  # blocks copied on write
+    num_evictions: int = 0  # cached blocks that lost their content
+    num_swaps: int = 0  # blocks copied to or from the host
 
 
 @dataclass(frozen=True, slots=True)

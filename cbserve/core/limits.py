@@ -1,0 +1,59 @@
+"""What can never be served, known when a request is added: refused then, and only that one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbserve.core.batching import Batching
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.plan import Reason
+from cbserve.core.request import Request
+from cbserve.core.stopping import StopChecker
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one engine: its pool, its steps, its model."""
+
+    kv: KVCacheManager
+    batching: Batching
+    stop_checker: StopChecker
+    max_model_len: int | None = None  # tokens of prompt and answer together
+
+    def refuses(self, request: Request) -> Reason | None:
+        """Why `request` can never be served here; None if it can."""
+        try:
+            self.stop_checker.validate(request)
+        except InvalidRequestError as error:
+            return Reason("invalid", {"message": str(error)})
+        prompt, params, pool = len(request.prompt_token_ids), request.params, self.kv.pool
+        if not prompt:
+            return Reason("empty_prompt")
+        if self.max_model_len is not None and prompt >= self.max_model_len:
+            return Reason("too_long_for_model", {"prompt": prompt, "limit": self.max_model_len})
+        if params.n > self.batching.max_num_seqs:
+            return Reason("too_many_samples", {"need": params.n, "slots": self.batching.max_num_seqs})
+        max_tokens = self.max_tokens(request)
+        numbers: dict[str, int | float | str] = {"prompt": prompt, "max_tokens": max_tokens}
+        longest = prompt + max(max_tokens, 1) - 1  # the last sampled token needs no K and V
+        need = self.kv.blocks_for(longest) * (params.n if self.batching.keeps_finished else 1)
+        if max_tokens < 1 or need > pool.num_blocks:
+            numbers |= {"need": need, "block_size": pool.block_size, "total": pool.num_blocks}
+            return Reason("too_long_for_pool", numbers)
+        budget = self.batching.max_num_batched_tokens
+        if not self.batching.chunked and budget is not None and longest > budget:
+            return Reason("too_long_for_step", numbers | {"need": longest, "budget": budget})
+        return None
+
+    def max_tokens(self, request: Request) -> int:
+        """`params.max_tokens`, capped by the model's length; None also by the pool and the step."""
+        prompt, asked = len(request.prompt_token_ids), request.params.max_tokens
+        caps = [] if self.max_model_len is None else [self.max_model_len - prompt]
+        if asked is None:
+            caps.append(self.kv.pool.num_blocks * self.kv.block_size - prompt + 1)
+            if not self.batching.chunked and self.batching.max_num_batched_tokens is not None:
+                caps.append(self.batching.max_num_batched_tokens - prompt + 1)
+        else:
+            caps.append(asked)
+        return min(caps)
