@@ -73,7 +73,7 @@ def _horizontal(
     y += 18
     top = y
     for i, label in enumerate(labels):
-        lines = style.wrap(label, left - 24, 13)
+        lines = style.wrap(label, left - 20, 13)  # 4 pixels of slack: float sums must not break a fitting label
         middle = y + tall * len(named) / 2 - (len(lines) - 1) * 8
         for k, line in enumerate(lines):
             canvas.text(left - 8, middle + 4.5 + 16 * k, line, "b", "end", style="font-size:13px")
