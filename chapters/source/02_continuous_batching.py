@@ -9,7 +9,7 @@
 # Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The panel above
 # is the scheduler that you know. The one below differs in a single decision.
 
-# %%
+# %% tags=["hide-input"]
 # {{colab}}
 
 # %% tags=["parameters"]
@@ -121,32 +121,22 @@ print(inspect.getsource(Scheduler.admit))
 # its KV cache *grows*. The method is `grow`. Here are all duties in one small run, as the trace recorded them.
 
 # %%
-WHAT = {"admitted": "admit", "preempted": "grow", "finished": "retire"}
-
-
-def decisions(trace):
-    """One row for each decision in a trace: step, duty, who, and the scheduler's own reason."""
-    rows = []
-    for event in trace:
-        if event.type == "blocked":
-            rows.append([event.step, "admit", event.request_id, f"waits: {event.reason}"])
-        elif event.type in WHAT:
-            duty = "displace" if getattr(event, "cause", "") == "displaced" else WHAT[event.type]
-            said = {
-                "admitted": lambda e: f"resumes in slot {e.slot}" if e.resumed else f"takes slot {e.slot}",
-                "preempted": lambda e: f"yields {e.num_blocks} blocks: {e.reason}",
-                "finished": lambda e: f"complete after {e.num_output_tokens} tokens; slot and blocks are free",
-            }[event.type](event)
-            rows.append([event.step, duty, event.request_id, said])
-    return table(["step", "duty", "request", "decision and reason"], rows)
-
-
+SAID = {
+    "admitted": ("admit", "takes slot {e.slot}"),
+    "blocked": ("admit", "waits: {e.reason}"),
+    "preempted": ("grow", "gives back its {e.num_blocks} blocks: {e.reason}"),
+    "finished": ("retire", "complete after {e.num_output_tokens} tokens; its slot and blocks are free"),
+}
 small_pool = {"num_blocks": 7, "block_size": 8, "prompt_tokens": 8}
 tight = serve([20, 12, 18, 6], ContinuousBatching(max_num_seqs=3), **small_pool)
-decisions(tight)
+table(
+    ["step", "duty", "request", "decision and reason"],
+    [[e.step, SAID[e.type][0], e.request_id, SAID[e.type][1].format(e=e)] for e in tight if e.type in SAID],
+    caption="From the trace of a simulated run; the reasons are the scheduler's own.",
+)
 
 # %% [markdown]
-# Read the rows from top to bottom and you have told the whole run. Find a row in which somebody *yields*: no block was
+# Read the rows from top to bottom and you have told the whole run. Find a row of `grow`: no block was
 # left for somebody's next token, so the last in the queue's order gave its own blocks back. That is a *preemption*.
 # Here it is drawn; step through it.
 
@@ -163,25 +153,29 @@ timeline_explorer([20, 12, 18, 6], 3, show="continuous", **small_pool)
 #
 # | your guess | why someone would say that |
 # |---|---|
-# | lost; B starts over, perhaps differently | its memory is taken; but the tokens are a short list, and lists are kept |
+# | lost; B starts over, perhaps differently | its memory is taken; but the tokens are a short list, which is kept |
 # | kept; only their keys and values are computed again | known and computed are two things |
 # | moved to the CPU and back | that is *swapping*, which the lecture names; this engine recomputes |
 
 # %%
-from cbserve import Priority
+from cbserve import Priority, sequence_metrics
 
 scene = {"arrivals_s": [0, 0, 6], "priorities": [1, 1, 0]}  # a lower number is more urgent
 two_slots = ContinuousBatching(max_num_seqs=2)
 polite = serve([24, 24, 5], two_slots, policy=Priority(), **scene)
 urgent = serve([24, 24, 5], two_slots, policy=Priority(displace=True), **scene)
-timeline(polite, urgent, labels=["C waits for a slot", "C takes the place of B"])
+waits, takes = ({m.request_id: m for m in sequence_metrics(trace)} for trace in (polite, urgent))
+timeline(
+    polite,
+    urgent,
+    title=f"C has its answer after {takes['C'].e2e_s:.0f} steps, not {waits['C'].e2e_s:.0f}; "
+    f"B ends {takes['B'].e2e_s - waits['B'].e2e_s:.0f} steps later",
+    labels=["C waits for a slot", "C takes the place of B"],
+)
 
 # %%
-from cbserve import sequence_metrics
-
 preempted = [event for event in urgent if event.type == "preempted"]
 print(*(f"{e.request_id} yields: {e.reason}; {e.num_computed_tokens} computed tokens are lost" for e in preempted))
-waits, takes = ({m.request_id: m for m in sequence_metrics(trace)} for trace in (polite, urgent))
 table(
     ["request", "first token: C waits", "C displaces", "last token: C waits", "C displaces"],
     [[name, waits[name].ttft_s, takes[name].ttft_s, waits[name].e2e_s, takes[name].e2e_s] for name in "ABC"],
@@ -256,11 +250,11 @@ for slots in (4, 16):
     fill[f"{slots} slots"] = (range(0, len(trace.steps), 16), [s.num_used_blocks for s in trace.steps[::16]])
 lines(
     fill,
-    title=f"The pool is full: {preemptions[4]} preemptions with 4 slots, {preemptions[16]} with 16",
+    title=f"32 blocks: {preemptions[4]} preemptions with 4 slots, {preemptions[16]} with 16",
     x_name="step",
     y_name="blocks in use",
-    reference=(32, "all 32 blocks"),
-    caption="Simulated: the real scheduler and block pool, a scripted model.",
+    reference=(32, ""),
+    caption="The dashed line is the whole pool. Simulated: the real scheduler and block pool, a scripted model.",
 )
 
 # %% [markdown]
@@ -274,6 +268,7 @@ lines(
 # | it collapses | a naive engine runs out of memory here; this one preempts, and goes on |
 #
 # The second curve is the careful alternative: admit a request only if its *longest possible* answer still fits.
+
 
 # %%
 class ReserveMost(Scheduler):
@@ -312,9 +307,10 @@ redone = [sum(e.num_computed_tokens for e in run(slots) if e.type == "preempted"
 useful = sum(lengths) + 32 * num_requests
 bars(
     [f"{slots} slots" for slots in caps],
-    {"tokens computed again": redone},
+    {"useful": [useful] * len(caps), "computed again": redone},
     title=f"With 32 slots {redone[-1]:,} tokens are computed again, {redone[-1] / useful:.0%} on top of {useful:,}",
     unit="tokens",
+    horizontal=False,
     caption="Simulated. Tokens whose keys and values were thrown away by a preemption.",
 )
 
@@ -482,7 +478,7 @@ tokens = [n for n, _ in times.points]
 ms = [1e3 * times.seconds(n) for n in tokens]
 lines(
     {model: (tokens, ms)},
-    title=f"A step of 4 tokens takes {ms[1] / ms[0]:.1f} times as long as one of 1, 128 tokens {ms[-1] / ms[0]:.0f} times",
+    title=f"A step of 4 tokens takes {ms[1] / ms[0]:.1f} times as long as one of 1, of 128 {ms[-1] / ms[0]:.0f} times",
     x_name="tokens computed in the step",
     y_name="milliseconds",
     log_x=True,
@@ -591,6 +587,7 @@ a100 = StepTimes(
     + tuple((n, t / 1e3) for n, t in prefill_ms.items()),
     per_context_token_s,
 )
+
 
 def speedup(outputs, prompts, slots):
     """How many times faster in steps and in seconds, and the share of the static run's time in steps with prompts."""
@@ -712,7 +709,7 @@ print(f"Your lengths gain {reached:.2f}x in steps; the bound is {bound:.2f}x, an
 #
 # <details><summary>an answer</summary>
 # Displacement costs the victim all of its computed tokens, and one with a long context most. Keep a few slots for
-# premium requests, or displace the one with the least to recompute. Then measure the p99 gap of standard requests again.
+# premium requests, or displace the one with the least to recompute. Then measure the p99 gap of standard users again.
 # </details>
 
 # %%
