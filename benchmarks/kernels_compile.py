@@ -113,6 +113,52 @@ def decode_case(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, bl
     paged_decode_triton(meta(4, heads, head_dim, dtype=dtype), cache, cache, tables, lens, 0.1, num_splits=splits)
 
 
+def prefill_case(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
+    from cbserve.kernels.paged_prefill import paged_prefill_triton
+
+    cache = meta(1024, block_size, kv_heads, head_dim, dtype=dtype)
+    tables, starts, lens = (meta(*shape, dtype=torch.int32) for shape in ((4, 128), (5,), (4,)))
+    tiles = meta(16, 2, dtype=torch.int32)
+    paged_prefill_triton(meta(512, heads, head_dim, dtype=dtype), cache, cache, tables, starts, lens, 0.1, tiles)
+
+
+def norm_case(dtype: torch.dtype, hidden: int) -> None:
+    from cbserve.kernels.rms_norm import add_rms_norm_triton, rms_norm_triton
+
+    x, weight = meta(64, hidden, dtype=dtype), meta(hidden, dtype=dtype)
+    rms_norm_triton(x, weight, 1e-5)
+    add_rms_norm_triton(x, x, weight, 1e-5)
+
+
+def rotary_case(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    from cbserve.kernels.rotary import rotary_triton
+
+    qkv = meta(64, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    rotary_triton(qkv[:, : heads + kv_heads], meta(64, head_dim // 2, dtype=torch.complex64))
+
+
+def silu_case(dtype: torch.dtype, size: int) -> None:
+    from cbserve.kernels.silu_and_mul import silu_and_mul_triton
+
+    silu_and_mul_triton(meta(64, 2 * size, dtype=dtype))
+
+
+def blocks_case(dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> None:
+    from cbserve.kernels.block_copy import copy_blocks_triton
+
+    cache = meta(2, 2, 64, block_size, kv_heads, head_dim, dtype=dtype)
+    copy_blocks_triton(cache, cache, [(0, 1), (2, 3)])
+    copy_blocks_triton(cache, cache, [(0, 1), (1, 3)])  # through a copy: gather and scatter
+
+
+def sampling_case(vocab: int) -> None:
+    from cbserve.kernels.sampling import sample_tokens_triton
+
+    temperature, top_p, min_p = (meta(8) for _ in range(3))
+    u, top_k = meta(8, dtype=torch.float64), meta(8, dtype=torch.int32)
+    sample_tokens_triton(meta(8, vocab), temperature, top_k, top_p, min_p, u)
+
+
 def cases() -> dict[str, Callable[[], None]]:
     """By name: the shapes of SmolLM2 (9 query heads on 3 KV heads of 64), Llama-3-8B (32 on 8 of 128), extremes."""
     f32, f16, b16 = torch.float32, torch.float16, torch.bfloat16
@@ -125,6 +171,23 @@ def cases() -> dict[str, Callable[[], None]]:
         "decode 8 heads a KV head, float16": lambda: decode_case(f16, 8, 1, 128, 32, 1),
         "decode 8 heads a KV head, float32": lambda: decode_case(f32, 8, 1, 128, 32, 1),
         "decode MHA float32": lambda: decode_case(f32, 8, 8, 128, 8, 1),
+        "prefill SmolLM2 float16": lambda: prefill_case(f16, 9, 3, 64, 16),
+        "prefill SmolLM2 float32": lambda: prefill_case(f32, 9, 3, 64, 16),
+        "prefill Llama-3-8B bfloat16": lambda: prefill_case(b16, 32, 8, 128, 16),
+        "prefill Llama-3-8B float32": lambda: prefill_case(f32, 32, 8, 128, 16),
+        "prefill MHA float16": lambda: prefill_case(f16, 8, 8, 32, 8),
+        "prefill 8 heads a KV head, float16": lambda: prefill_case(f16, 8, 1, 128, 32),
+        "norm SmolLM2 float16": lambda: norm_case(f16, 576),
+        "norm Llama-3-8B bfloat16": lambda: norm_case(b16, 4096),
+        "norm Llama-3-8B float32": lambda: norm_case(f32, 4096),
+        "rotary SmolLM2 float32": lambda: rotary_case(f32, 9, 3, 64),
+        "rotary Llama-3-8B bfloat16": lambda: rotary_case(b16, 32, 8, 128),
+        "SiLU SmolLM2 float32": lambda: silu_case(f32, 1536),
+        "SiLU Llama-3-8B bfloat16": lambda: silu_case(b16, 14336),
+        "blocks SmolLM2 float32": lambda: blocks_case(f32, 3, 64, 8),
+        "blocks Llama-3-8B bfloat16": lambda: blocks_case(b16, 8, 128, 16),
+        "sampling SmolLM2": lambda: sampling_case(49152),
+        "sampling Llama-3-8B": lambda: sampling_case(128256),
     }
 
 

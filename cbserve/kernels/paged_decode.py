@@ -27,7 +27,7 @@ from cbserve.kernels.jit import (
 if TYPE_CHECKING:
     import triton.language as tl
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def paged_decode(
@@ -164,7 +164,7 @@ def paged_decode_triton(
     config = decode_config(q.dtype, num_heads // kv_heads, head_dim, capability(q.device))
     _decode_kernel[(num_sequences, kv_heads, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out, partial, lse,
-        q.stride(0), out.stride(0), block_tables.stride(0), scale * _LOG2_E,
+        q.stride(0), out.stride(0), block_tables.stride(0), scale * LOG2_E,
         KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLITS=num_splits,
         **config,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def decode_config(dtype: torch.dtype, group: int, head_dim: int, capability: int
         # No tensor cores: more rows than there are heads would only cost time.
         rows, tile, stages = power_of_two(group), 16 if columns > 64 else 32, 1
     else:
-        rows, tile, stages = 16, 32 if columns > 64 else 64, 4
+        rows, tile, stages = 16, 32 if columns > 64 else 64, 5  # K and V twice in flight, behind the block table
     return {"ROWS": rows, "COLS": columns, "TILE": tile, "num_warps": 4, "num_stages": stages}
 
 
