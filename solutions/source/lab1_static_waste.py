@@ -30,7 +30,7 @@ import math
 
 from IPython.display import display
 
-from cbserve import LLM, ContinuousBatching, StaticBatching, check, claim, hint, ledger, solved, timeline  # noqa: F401
+from cbserve import LLM, ContinuousBatching, StaticBatching, check, claim, hint, ledger, solved, timeline
 from cbserve.core.metrics import slot_utilisation
 from cbserve.core.trace import Finished
 from cbserve.course import progress

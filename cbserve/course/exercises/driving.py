@@ -1,0 +1,178 @@
+"""Hand a learner's duty or policy to the real engine, and tell in plain values who ran in which step.
+
+A run is written as one word for each step, one character for each slot: "AB. AB. .BC" is three steps on three slots.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cbserve.clock import VirtualClock
+from cbserve.core.batching import ContinuousBatching
+from cbserve.core.blocks import BlockPool
+from cbserve.core.errors import SchedulerError
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.policies import Policy
+from cbserve.core.request import Request, SamplingParams
+from cbserve.core.scheduler import Scheduler
+from cbserve.core.stopping import StopChecker
+from cbserve.core.trace import Admitted, Arrived, Finished, Left, Preempted, StepEvent, StepRow, Trace
+from cbserve.engine import Engine
+from cbserve.executors.scripted import EOS, ScriptedExecutor
+from cbserve.serving import request_name
+
+EMPTY = "."
+BLOCK_SIZE = 4
+
+#: What to serve: `lengths` (an EOS ends the answer), and where wanted `max_tokens`, `prompts`, `arrivals` and
+#: `priorities`, one each; `slots`, `budget` (tokens a step), `num_blocks` of 4 tokens. A step takes one second.
+Setting = dict[str, Any]
+
+
+def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Policy | None = None) -> dict[str, str]:
+    """{"steps": who ran, "gave_way": "D>B@4" for each displacement, "stopped": why the engine refused to go on}."""
+    lengths = setting["lengths"]
+    names = [request_name(i) for i in range(len(lengths))]
+    batching = ContinuousBatching(max_num_seqs=setting["slots"], max_num_batched_tokens=setting.get("budget") or 2048)
+    pool = BlockPool(setting.get("num_blocks") or 1000, BLOCK_SIZE)
+    engine = Engine(
+        scheduler(KVCacheManager(pool), batching, policy, StopChecker([EOS])),
+        ScriptedExecutor(dict(zip(names, lengths, strict=True))),
+        VirtualClock(),
+    )
+    requests = zip(names, _each(setting, "prompts", 4), _most(setting), strict=True)
+    times, urgency = _each(setting, "arrivals", 0), _each(setting, "priorities", 0)
+    stopped = ""
+    try:
+        with _quiet():
+            for (name, prompt, most), time_s, priority in zip(requests, times, urgency, strict=True):
+                params = SamplingParams(max_tokens=most, temperature=0)
+                engine.add_request(Request(name, range(1, 1 + prompt), params, float(time_s), priority))
+            for _ in range(20 * sum(lengths) + 200):
+                if not engine.has_unfinished:
+                    break
+                engine.step(partial=False)
+            else:
+                stopped = "it did not come to an end"
+    except SchedulerError as error:
+        stopped = str(error)
+    trace = engine.trace
+    return {"steps": written(trace, setting["slots"]), "gave_way": _displacements(trace), "stopped": stopped}
+
+
+def written(trace: Trace, slots: int) -> str:
+    """One word a step, one character a slot."""
+    names = {event.seq_id: event.request_id for event in trace.of(Admitted)}
+    words = []
+    for step in trace.steps:
+        word = [EMPTY] * slots
+        for row in step.rows:
+            word[row.slot] = names[row.seq_id]
+        words.append("".join(word))
+    return " ".join(words)
+
+
+def told(setting: Setting) -> str:
+    """The setting in one line: "A 4+3, B 4+6 (prompt + answer) on 2 slots"."""
+    lengths, prompts = setting["lengths"], _each(setting, "prompts", 4)
+    caps, times = _each(setting, "max_tokens", None), _each(setting, "arrivals", 0)
+    urgency = _each(setting, "priorities", None)
+    parts = []
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        more = f" (max {caps[i]})" if caps[i] is not None else ""
+        more += f" p{urgency[i]}" if urgency[i] is not None else ""
+        parts.append(f"{request_name(i)} {prompt}+{length}{more}" + (f" at {times[i]}" if times[i] else ""))
+    text = f"{', '.join(parts)} on {setting['slots']} slots"
+    if setting.get("num_blocks"):
+        text += f", {setting['num_blocks']} blocks of {BLOCK_SIZE}"
+    if setting.get("budget"):
+        text += f", {setting['budget']} tokens a step"
+    return text
+
+
+def first_wrong_step(value: dict[str, str], expected: dict[str, str]) -> tuple[int, str, str]:
+    """(step, your word, the engine's word); a word is "" where a run has ended."""
+    yours, engines = value["steps"].split(), expected["steps"].split()
+    for step in range(max(len(yours), len(engines))):
+        mine, theirs = (words[step] if step < len(words) else "" for words in (yours, engines))
+        if mine != theirs:
+            return step, mine, theirs
+    return len(engines), "", ""
+
+
+def picture(args: tuple[Any, ...], value: Any, expected: Any) -> str:
+    """SVG of both runs around the first step in which they differ; "" where there is no run to draw."""
+    from cbserve.viz import timeline
+
+    if not isinstance(value, dict) or not value["steps"]:
+        return ""
+    step, _, _ = first_wrong_step(value, expected)
+    traces = [_as_trace(run["steps"]) for run in (value, expected)]
+    title = f"Step {step} is the first in which your run differs from the engine's own"
+    first = max(0, step - 6)
+    return timeline(
+        *traces, title=title, labels=["yours", "the engine's own"], first_step=first, last_step=step + 8
+    ).svg
+
+
+def _as_trace(steps: str) -> Trace:
+    """A trace with what the written run knows, for the timeline."""
+    words = steps.split()
+    trace = Trace(
+        {"num_slots": len(words[0]), "batching": "ContinuousBatching()", "policy": "FCFS", "clock": "virtual"}
+    )
+    letters = sorted(set(steps) - {" ", EMPTY})
+    ids = {letter: i for i, letter in enumerate(letters)}
+    for letter in letters:
+        trace.emit(Arrived(0.0, letter, 4, None))
+    running: dict[str, int] = {}  # letter -> slot
+    given = dict.fromkeys(letters, 0)
+    for step, word in enumerate([*words, EMPTY * len(words[0])]):
+        here = {letter: slot for slot, letter in enumerate(word) if letter != EMPTY}
+        for letter, slot in list(running.items()):
+            if here.get(letter) != slot:
+                trace.emit(Finished(float(step), step - 1, letter, ids[letter], "stop", None, given[letter]))
+                trace.emit(Left(float(step), step - 1, letter, ids[letter], slot))
+                del running[letter]
+        for letter, slot in here.items():
+            if letter not in running:
+                trace.emit(Admitted(float(step), step, letter, ids[letter], slot, given[letter] > 0))
+            running[letter] = slot
+            given[letter] += 1
+        if step < len(words):
+            rows = tuple(
+                StepRow(ids[letter], slot, "prefill" if given[letter] == 1 else "decode", 1, 1, given[letter])
+                for letter, slot in here.items()
+            )
+            trace.emit(StepEvent(step, float(step), float(step + 1), rows, 0, len(rows), 0))
+    return trace
+
+
+def _displacements(trace: Trace) -> str:
+    """ "D>B@4" for each: D took the place of B in step 4."""
+    found = [event for event in trace.of(Preempted) if event.cause == "displaced"]
+    return " ".join(f"{event.reason.split()[0]}>{event.request_id}@{event.step}" for event in found)
+
+
+def _most(setting: Setting) -> list[int]:
+    """max_tokens of each request: in a small pool its length, since a request that can never fit is refused."""
+    return setting.get("max_tokens") or (setting["lengths"] if setting.get("num_blocks") else _each(setting, "", 99))
+
+
+def _each(setting: Setting, name: str, default: Any) -> list[Any]:
+    return setting.get(name) or [default] * len(setting["lengths"])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine warns of preemptions; a check shows its own words."""
+    logger = logging.getLogger("cbserve")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
