@@ -50,7 +50,7 @@ def svg_image(svg: str, alt: str) -> str:
 
 def badge(text: str, kind: str) -> str:
     """A short verdict on its own ground: `kind` is good, bad, partly or none. The words carry it, not the colour."""
-    style = "color:#ffffff;padding:2px 8px;border-radius:4px;font-weight:bold;display:inline-block"
+    style = "color:#ffffff;padding:2px 8px;border-radius:4px;font-weight:bold;display:inline-block;white-space:nowrap"
     return f'<span style="background-color:{_GROUNDS[kind]};{style}">{escape(text)}</span>'
 
 

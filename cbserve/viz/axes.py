@@ -70,10 +70,12 @@ def heading(canvas: Canvas, title: str) -> float:
     return y
 
 
-def draw_x(canvas: Canvas, scale: Scale, top: float, bottom: float, name: str) -> float:
-    """Ticks and name of the x axis. Returns the last baseline."""
+def draw_x(
+    canvas: Canvas, scale: Scale, top: float, bottom: float, name: str, ticks: Sequence[float] | None = None
+) -> float:
+    """Ticks (round values by default) and name of the x axis. Returns the last baseline."""
     right = -math.inf
-    for value in scale.ticks(85):
+    for value in ticks or scale.ticks(85):
         x, text = scale(value), style.number(value)
         half = style.text_width(text, 12) / 2
         canvas.line(x, top, x, bottom, "g")
@@ -92,6 +94,23 @@ def draw_y(canvas: Canvas, scale: Scale, left: float, right: float, name: str) -
         canvas.line(left, y, right, y, "g")
         canvas.text(left - 8, y + 4.3, style.number(value), "a", "end")
     canvas.text(16, scale.end - 16, f"↑ {name}{' (log scale)' if scale.log else ''}", "a")
+
+
+def along(points: Sequence[tuple[float, float]], apart: float = 4.0) -> list[tuple[float, float]]:
+    """Places on the line through `points`, at most `apart` pixels from each other."""
+    found = list(points[:1])
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        count = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / apart))
+        found += [(x0 + (x1 - x0) * k / count, y0 + (y1 - y0) * k / count) for k in range(1, count + 1)]
+    return found
+
+
+def free_place(
+    text: str, places: Iterable[tuple[float, float]], taken: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """Of `places` (left end and baseline of `text`, 12 px), the first that covers the fewest points of `taken`."""
+    wide = style.text_width(text, 12)
+    return min(places, key=lambda at: sum(-4 <= x - at[0] <= wide + 4 and -14 <= y - at[1] <= 6 for x, y in taken))
 
 
 def spread(places: Sequence[float], apart: float, low: float, high: float) -> list[float]:

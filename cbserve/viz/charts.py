@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 from cbserve.viz import style
-from cbserve.viz.axes import Scale, draw_x, draw_y, extent, heading, spread
+from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
 from cbserve.viz.figure import ID, Canvas, Figure
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -166,7 +166,8 @@ def lines(
     right = width - 24 - min(220.0, max(style.text_width(name, 13, bold=True) for name in points))
     x_scale = Scale(*xs_ends, left, right, log_x)
     draw_y(canvas, y_scale, left, right, y_name)
-    last = draw_x(canvas, x_scale, top, bottom, x_name)
+    own = sorted({x for found in points.values() for x, _ in found})
+    last = draw_x(canvas, x_scale, top, bottom, x_name, own if log_x and len(own) <= 10 else None)
     ends = {name: y_scale(found[-1][1]) for name, found in points.items()}
     places = spread(list(ends.values()), 17, top + 4, bottom - 2)
     for index, ((name, found), place) in enumerate(zip(points.items(), places, strict=True)):
@@ -178,7 +179,11 @@ def lines(
     if reference:
         y = y_scale(reference[0])
         canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
-        canvas.text(left + 6, y - 6 if y - 20 > top else y + 15, reference[1], "b halo")
+        wide = style.text_width(reference[1], 12)
+        xs = (left + 6, (left + right - wide) / 2, right - wide - 6)
+        taken = [at for found in points.values() for at in along([(x_scale(a), y_scale(b)) for a, b in found])]
+        at = free_place(reference[1], [(x, y + dy) for dy in (-6, 15) if y + dy > top for x in xs], taken)
+        canvas.text(*at, reference[1], "b halo")
     rows = [[name, x, y] for name, (xs, ys) in series.items() for x, y in zip(xs, ys, strict=True)]
     desc = " ".join(
         f"{name}: {y_name} {style.number(f[0][1])} at {x_name} {style.number(f[0][0])}, "
@@ -281,12 +286,13 @@ def histogram(
             style="font-size:13px;font-weight:600",
         )
     if curve:
-        most = max(range(len(curve)), key=lambda i: curve[i])
-        at = middles[most], y_scale(curve[most])
-        on_left = at[0] > width / 2
-        canvas.text(
-            at[0] + (-9 if on_left else 9), max(at[1] - 8, top + 10), expected_name, "b halo", "end" if on_left else ""
-        )
+        line = [(x, y_scale(c)) for x, c in zip(middles, curve, strict=True)]
+        tops = [(x, y_scale(n)) for x, n in zip(middles, counts, strict=True)]
+        taken = along(line) + [at for x, y in tops for at in along([(x, y), (x, bottom)]) if y < bottom - 1]
+        taken += [at for v in (marks or {}).values() for at in along([(x_scale(v), top), (x_scale(v), bottom)])]
+        room = width - 20 - style.text_width(expected_name, 12)
+        places = [(x + 9, max(y - 8, top + 10)) for x, y in line if x + 9 <= room]
+        canvas.text(*free_place(expected_name, places or [(room, top + 10)], taken), expected_name, "b halo")
     header = [f"from ({x_name})", "to", "how many", *([expected_name] if curve else [])]
     rows = [[edges[i], edges[i + 1], n, *([curve[i]] if curve else [])] for i, n in enumerate(counts)]
     desc = f"{len(finite):,} values from {style.number(finite[0])} to {style.number(finite[-1])}, in {num_bins} bins."

@@ -44,7 +44,7 @@ def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | Non
     requests = plural(sum(1 for _ in traces[0].of(Arrived)), "request")
     if not any(trace.steps for trace in traces):
         refused = sum(1 for _ in traces[0].of(Refused))
-        return f"Nothing has run: {requests}, {refused} refused"
+        return f"Nothing has run: {requests}" + (f", {refused} refused" if refused else "")
     shares = [percent(slot_utilisation(trace)) for trace in traces]
     window = "" if is_whole else _window(traces)
     if len(traces) > 1:

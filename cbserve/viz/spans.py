@@ -149,6 +149,6 @@ def cut(trace: Trace, first: int, last: int) -> Trace:
     kept = [
         event
         for event in trace
-        if getattr(event, "step", 0) <= last and (not isinstance(event, StepEvent) or event.step >= first)
+        if getattr(event, "step", -1) <= last and (not isinstance(event, StepEvent) or event.step >= first)
     ]
     return Trace(trace.meta, kept)

@@ -46,7 +46,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[object]], caption:
         return table
     # A <caption> would be no wider than the table: a source line beside three short columns becomes a tower of words.
     named = f'<figcaption style="text-align:left;line-height:1.45">{escape(caption)}</figcaption>'
-    return f'<figure style="margin:0">{named}{table}</figure>'
+    return f'<figure style="margin:4px 0">{named}{table}</figure>'
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def timeline(
         width: pixels, at least 480.
         axis: "step", or "time" in seconds on the engine's clock.
         queue: draw how many requests wait above each panel.
-        cursor: draw only what has happened when this step ends, on the scale of the whole part.
+        cursor: draw only what has happened when this step ends, on the scale of the whole part; -1: nothing yet.
 
     Raises:
         ValueError: no trace, an unknown axis, no steps in the part, or not one label for each trace.
@@ -57,7 +57,7 @@ def timeline(
         raise ValueError(
             f"first_step={first_step}, last_step={last_step}: the part is empty; choose steps from 0 to {end - 1}"
         )
-    now = last if cursor is None else max(first, min(cursor, last))
+    now = last if cursor is None else max(first - 1, min(cursor, last))
     order = order_of_arrival(traces)
     names = letters(order, names)
     canvas = Canvas(width)

@@ -9,7 +9,7 @@ import pytest
 import viz_checks
 
 from cbserve.viz import Figure, bars, histogram, lines, table
-from cbserve.viz.axes import spread
+from cbserve.viz.axes import along, free_place, spread
 from cbserve.viz.style import COLOURS, INKS, number, percent, ticks, wrap
 
 SAMPLE = [random.Random(i).expovariate(1 / 100) for i in range(500)]
@@ -129,3 +129,13 @@ def test_a_table_aligns_numbers_to_the_right() -> None:
         and html.startswith("<figure")
         and ">Two requests</figcaption>" in html
     )
+
+
+def test_a_text_stands_where_it_covers_least() -> None:
+    taken = along([(0, 100), (200, 100)])
+    assert free_place("note", [(50, 104), (50, 60), (90, 60)], taken) == (50, 60)
+
+
+def test_a_logarithmic_axis_names_the_measured_sizes() -> None:
+    figure = lines({"a": ([1, 4, 16, 64], [4, 3, 2, 1])}, title="t", x_name="slots", y_name="y", log_x=True)
+    assert {"1", "4", "16", "64"} <= set(re.findall(r">(\d+)</text>", figure.svg))

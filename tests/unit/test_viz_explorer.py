@@ -166,3 +166,9 @@ def test_the_static_copy_is_always_there_and_the_widget_hides_it(
 def test_show_is_checked() -> None:
     with pytest.raises(ValueError, match="neither"):
         timeline_explorer(show="neither")
+
+
+def test_before_the_first_step_nothing_has_run(explorer: TimelineExplorer) -> None:
+    explorer.step.value = 0
+    assert "Nothing has run: 5 requests" in explorer.picture.value and "no step yet" in explorer.picture.value
+    assert "Nothing has run yet" in explorer.sentence.value
