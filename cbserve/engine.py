@@ -102,6 +102,7 @@ class Engine:
             "max_num_batched_tokens": scheduler.batching.max_num_batched_tokens,
             "num_blocks": pool.num_blocks,
             "block_size": pool.block_size,
+            "prefix_caching": scheduler.kv.enable_prefix_caching,
             "clock": self.clock.kind,
         }
         self.trace = Trace(meta | self._meta)

@@ -23,6 +23,7 @@ from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Trace
 from cbserve.engine import Engine
 from cbserve.errors import CBServeError
+from cbserve.executors.swapping import faster_preemption
 from cbserve.executors.torch_executor import TorchExecutor
 from cbserve.models.weights import load_model
 from cbserve.outputs import RequestOutput
@@ -48,6 +49,10 @@ class LLM:
         block_size: tokens in a block.
         num_blocks, kv_cache_bytes: size of the KV pool, in one unit or the other. By default on a CPU
             min(max_num_seqs x max_model_len tokens, 512 MB), on CUDA 90 % of the free memory.
+        enable_prefix_caching: find the K and V of known prefixes instead of computing them again.
+        preemption: what becomes of a victim's K and V: "recompute"; "swap", copied to host memory while there is room; or
+            "auto", whichever this machine does faster, measured once.
+        swap_space_bytes: host memory for swapping; as much as the KV pool by default.
         max_num_seqs, max_num_batched_tokens: shorthand for the same arguments of `ContinuousBatching`.
         max_model_len: most tokens of prompt and answer together; the model's own limit by default.
         seed: of the random streams of requests without a seed, and of the weights of "tiny".
@@ -70,6 +75,9 @@ class LLM:
         scheduler: type[Scheduler] = Scheduler,
         block_pool: Callable[[int, int], BlockPool] = BlockPool,
         attention: Callable[..., torch.Tensor] | None = None,
+        preemption: str = "recompute",
+        enable_prefix_caching: bool = False,
+        swap_space_bytes: int | None = None,
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -82,12 +90,18 @@ class LLM:
     ) -> None:
         for name, value in (
             ("block_size", block_size), ("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes),
-            ("max_model_len", max_model_len),
+            ("max_model_len", max_model_len), ("swap_space_bytes", swap_space_bytes),
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least 1")
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidRequestError(f"num_blocks={num_blocks} and kv_cache_bytes={kv_cache_bytes}: give one of them")
+        if preemption not in ("recompute", "swap", "auto"):
+            raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or 'auto'")
+        if swap_space_bytes is not None and preemption == "recompute":
+            raise InvalidRequestError(
+                f"swap_space_bytes={swap_space_bytes} beside preemption='recompute', which swaps nothing; choose 'swap' or 'auto'"
+            )
         batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
         self.device = _device(device)
         self.config, self.model, self.tokenizer = load_model(model, self.device, _dtype(dtype), seed)
@@ -99,8 +113,14 @@ class LLM:
         num_blocks = self._num_blocks(num_blocks, kv_cache_bytes, block_size, batching.max_num_seqs, verbose)
         pool = block_pool(num_blocks, block_size)
         checker = StopChecker(self.config.eos_token_ids, self.max_model_len, self.tokenizer.token_bytes)
-        self.scheduler = scheduler(KVCacheManager(pool), batching, policy, checker, self.max_model_len)
-        self.executor = TorchExecutor(self.model, num_blocks, block_size, attention=attention, default_seed=seed)
+        num_host_blocks = self._num_host_blocks(preemption, swap_space_bytes, num_blocks, block_size)
+        host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
+        self.executor = TorchExecutor(
+            self.model, num_blocks, block_size, attention=attention, default_seed=seed, num_host_blocks=num_host_blocks
+        )
+        kv = KVCacheManager(pool, enable_prefix_caching, host_pool)
+        how = faster_preemption(self.executor, block_size) if preemption == "auto" else preemption
+        self.scheduler = scheduler(kv, batching, policy, checker, self.max_model_len, how)
         meta = {
             "model": self.config.name,
             "device": str(self.device),
@@ -259,6 +279,16 @@ class LLM:
                 raise InvalidRequestError(f"token id {token!r}: must be an integer in 0..{vocab_size - 1}")
             ids.append(int(token))
         return ids
+
+    def _num_host_blocks(self, preemption: str, swap_space_bytes: int | None, num_blocks: int, block_size: int) -> int:
+        if preemption == "recompute":
+            return 0
+        block_bytes = self.kv_bytes_per_token * block_size
+        if swap_space_bytes is None:
+            return num_blocks
+        if swap_space_bytes < block_bytes:
+            raise InvalidRequestError(f"swap_space_bytes={swap_space_bytes}: one block takes {block_bytes}; give at least that")
+        return swap_space_bytes // block_bytes
 
     def _num_blocks(
         self, num_blocks: int | None, kv_cache_bytes: int | None, block_size: int, max_num_seqs: int, verbose: bool

@@ -193,6 +193,25 @@ def occupancy(trace: Trace, num_slots: int | None = None) -> float:
     )
 
 
+def prefix_hit_rate(trace: Trace) -> float | None:
+    """Prompt tokens that were found in the prefix cache / prompt tokens that were looked up. A request counts once, when it
+    is first admitted. None when nothing was looked up, which is not the same as no hit."""
+    if not trace.meta.get("prefix_caching"):
+        return None
+    lengths = {event.request_id: event.num_prompt_tokens for event in trace.of(Arrived)}
+    first = [event for event in trace.of(Admitted) if not event.resumed]
+    queried = sum(lengths[event.request_id] for event in first)
+    return sum(event.num_cached_tokens for event in first) / queried if queried else None
+
+
+def tail_waste(trace: Trace) -> float:
+    """Share of the used blocks' tokens that hold nothing, because a last block is not full: pooled over steps. Blocks that
+    sequences share count once for each."""
+    size = trace.meta["block_size"]
+    used = [(row.context_len, -(-row.context_len // size) * size) for step in trace.steps for row in step.rows]
+    return 1 - sum(held for held, _ in used) / sum(room for _, room in used) if used else math.nan
+
+
 def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:
     slots = num_slots or trace.meta["num_slots"]
     return sum(counts) / (slots * len(trace.steps)) if trace.steps else math.nan

@@ -32,6 +32,7 @@ class TorchExecutor:
         num_blocks, block_size: size of the KV cache, in blocks and in tokens a block; those of the scheduler's pool.
         attention: takes the place of `kernels.paged_attention.paged_attention`; called once a layer with all rows.
         default_seed: requests without a seed get one that is derived from this number and their id.
+        num_host_blocks: size of the host pool that sequences are swapped out to; 0: no swapping.
         num_threads: on a CPU, torch's threads (for the whole process); None measures how many are fastest.
 
     Attributes:
@@ -50,6 +51,7 @@ class TorchExecutor:
         attention: PagedAttentionOp | None = None,
         default_seed: int = 0,
         num_threads: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size), ("num_threads", num_threads)):
             if value is not None and value < 1:
@@ -58,10 +60,14 @@ class TorchExecutor:
         self.model, self.attention, self.default_seed = model, attention, default_seed
         self.limits = Limits(config.vocab_size, config.max_position, num_blocks, block_size)
         # Not filled: attention never looks at what no token was written to.
+        block_shape = (block_size, config.num_kv_heads, config.head_dim)
         self.kv_cache = torch.empty(
-            (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim),
+            (config.num_layers, 2, num_blocks, *block_shape), dtype=model.dtype, device=model.device
+        )
+        self.host_cache = torch.empty(
+            (config.num_layers, 2, num_host_blocks, *block_shape),
             dtype=model.dtype,
-            device=model.device,
+            pin_memory=model.device.type == "cuda" and num_host_blocks > 0,
         )
         self._layers = [(k_cache, v_cache) for k_cache, v_cache in self.kv_cache]
         self._scale = config.head_dim**-0.5
@@ -78,7 +84,9 @@ class TorchExecutor:
         rows = [plan.rows[i] for i in order]
         packed = pack(rows, self.limits, self.model.device)
         self._check_copies(plan)
-        copy_blocks(self.kv_cache, plan.copies)
+        copy_blocks(self.kv_cache, self.host_cache, plan.swap_outs)
+        copy_blocks(self.kv_cache, self.kv_cache, plan.copies)
+        copy_blocks(self.host_cache, self.kv_cache, plan.swap_ins)
         result = StepResult([[] for _ in rows])
         if rows:
             last = [stop - 1 for row, stop in zip(rows, packed.query_start[1:], strict=True) if row.num_samples]
@@ -147,10 +155,16 @@ class TorchExecutor:
         return int.from_bytes(digest, "little")
 
     def _check_copies(self, plan: StepPlan) -> None:
-        last = self.limits.num_blocks - 1
-        for source, target in plan.copies:
-            if not (0 <= source <= last and 0 <= target <= last):
-                raise PlanError(f"copy of block {source} to {target}: the pool has blocks 0 to {last}")
+        device, host = self.limits.num_blocks, self.host_cache.shape[2]
+        for pairs, num_sources, num_targets in (
+            (plan.copies, device, device), (plan.swap_outs, device, host), (plan.swap_ins, host, device),
+        ):  # fmt: skip
+            for source, target in pairs:
+                if not (0 <= source < num_sources and 0 <= target < num_targets):
+                    raise PlanError(
+                        f"copy of block {source} to {target}: the pool has blocks 0 to {device - 1}, the host "
+                        f"{'none' if not host else f'0 to {host - 1}'}"
+                    )
 
 
 def _num_elements(shape: tuple[int, ...]) -> int:

@@ -135,7 +135,7 @@ def test_store_writes_the_slots_and_nothing_else():
 def test_copies_read_all_sources_first():
     cache = torch.arange(2 * 2 * 4.0).view(2, 2, 4, 1, 1, 1).repeat(1, 1, 1, 8, 2, 4)
     before = cache.clone()
-    copy_blocks(cache, [(0, 1), (1, 2)])
+    copy_blocks(cache, cache, [(0, 1), (1, 2)])
     assert torch.equal(cache[:, :, 1], before[:, :, 0])
     assert torch.equal(cache[:, :, 2], before[:, :, 1])
     assert torch.equal(cache[:, :, [0, 3]], before[:, :, [0, 3]])

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 import hypothesis.strategies as st
-from engine_harness import make_scheduler
+from engine_harness import GhostCache, make_scheduler
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -32,23 +32,29 @@ POLICIES = st.sampled_from([FCFS, Priority, lambda: Priority(displace=True)])
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        batching=BATCHINGS, policy=POLICIES, num_blocks=st.integers(3, 14), block_size=st.sampled_from([1, 2, 4])
-    )
-    def setup(self, batching, policy, num_blocks, block_size):
-        self.scheduler = make_scheduler(batching, policy=policy(), num_blocks=num_blocks, block_size=block_size)
+        batching=BATCHINGS, policy=POLICIES, num_blocks=st.integers(3, 14), block_size=st.sampled_from([1, 2, 4]),
+        prefix_caching=st.booleans(), num_host_blocks=st.sampled_from([0, 0, 3, 20]),
+    )  # fmt: skip
+    def setup(self, batching, policy, num_blocks, block_size, prefix_caching, num_host_blocks):
+        self.scheduler = make_scheduler(
+            batching, policy=policy(), num_blocks=num_blocks, block_size=block_size, prefix_caching=prefix_caching,
+            num_host_blocks=num_host_blocks, preemption="swap" if num_host_blocks else "recompute",
+        )  # fmt: skip
+        self.cache = GhostCache(self.scheduler)
         self.added, self.ended, self.samples = 0, Counter(), {}
         self.expected: dict[int, list[int]] = {}
         self.now = 0.0
 
     @rule(
         prompt=st.integers(1, 25), max_tokens=st.integers(1, 12), priority=st.integers(0, 2), n=st.integers(1, 3),
-        hold=st.booleans(),
+        hold=st.booleans(), family=st.integers(0, 2),
     )  # fmt: skip
-    def arrive(self, prompt, max_tokens, priority, n, hold):
+    def arrive(self, prompt, max_tokens, priority, n, hold, family):
         name = f"r{self.added}"
         self.added += 1
         params = SamplingParams(max_tokens=max_tokens, n=n)
-        request = Request(name, range(prompt), params, arrival_s=self.now, priority=priority)
+        tokens = [min(i, 7) + 100 * family for i in range(prompt)]  # families share prefixes
+        request = Request(name, tokens, params, arrival_s=self.now, priority=priority)
         added = self.scheduler.add(request, waiting_for=name if hold and priority == 2 else None)
         if isinstance(added, Reason):
             pool = self.scheduler.kv.pool
@@ -95,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(len(writers) == 1 for writers in written.values()), "two rows write to one place"
         if plan.preemptions and all(p.cause == "out_of_blocks" for p in plan.preemptions):
             assert not plan.admissions
+        self.cache.run(plan)
         before = {row.seq_id: row for row in plan.rows}
         update = self.scheduler.update(plan, StepResult([[token] * row.num_samples for row in plan.rows]), self.now)
         for seq, _ in update.new_tokens:
@@ -130,6 +137,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert plan.rows or plan.preemptions, f"nothing to run: {plan.blocked}"
         assert not self.scheduler.has_unfinished, "did not end"
         assert self.scheduler.kv.pool.num_used == 0 and not self.scheduler.kv.pool.leases
+        host = self.scheduler.kv.host_pool
+        assert host is None or host.num_used == 0
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
@@ -146,13 +155,14 @@ def test_twenty_thousand_random_steps():
         batching = ContinuousBatching(
             mixed=round_ % 2 == 0, max_num_seqs=rng.randint(1, 8), max_num_batched_tokens=rng.randint(4, 64)
         )
-        machine.setup(
-            batching, lambda r=round_: Priority(displace=r % 3 == 0), rng.randint(6, 20), rng.choice([1, 2, 4])
-        )
+        policy, host = Priority(displace=round_ % 3 == 0), rng.choice([0, 4, 40])
+        blocks, size = rng.randint(6, 20), rng.choice([1, 2, 4])
+        machine.setup(batching, lambda policy=policy: policy, blocks, size, round_ % 4 > 1, host)
         for _ in range(1000):
             while rng.random() < 0.3:
                 machine.arrive(
-                    rng.randint(1, 20), rng.randint(1, 15), rng.randint(0, 2), rng.choice([1, 1, 1, 2, 3]), False
+                    rng.randint(1, 20), rng.randint(1, 15), rng.randint(0, 2), rng.choice([1, 1, 1, 2, 3]), False,
+                    rng.randint(0, 1),
                 )
             if rng.random() < 0.05 and machine.scheduler.requests:
                 machine.take(machine.scheduler.abort(rng.choice(sorted(machine.scheduler.requests))))
