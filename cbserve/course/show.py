@@ -50,7 +50,8 @@ def svg_image(svg: str, alt: str) -> str:
 
 def badge(text: str, kind: str) -> str:
     """A short verdict on its own ground: `kind` is good, bad, partly or none. The words carry it, not the colour."""
-    style = "color:#ffffff;padding:2px 8px;border-radius:4px;font-weight:bold;display:inline-block;white-space:nowrap"
+    style = "color:#ffffff;padding:2px 8px;border-radius:4px;font-weight:bold;display:inline-block"
+    style += ";white-space:nowrap" if len(text) <= 20 else ""  # in a narrow table three words would make three lines
     return f'<span style="background-color:{_GROUNDS[kind]};{style}">{escape(text)}</span>'
 
 

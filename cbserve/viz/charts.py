@@ -29,7 +29,7 @@ def bars(
         labels: one for each bar or group of bars.
         series: values; or several series by name ("measured", "predicted"), drawn side by side.
         title: the finding.
-        unit: printed behind each value.
+        unit: printed behind each value; so is the name of a series, where there are several.
         horizontal: False draws columns.
 
     Raises:
@@ -67,7 +67,8 @@ def _horizontal(
     canvas: Canvas, y: float, labels: Sequence[str], named: Mapping[str, Sequence[float]], unit: str, high: float
 ) -> float:
     left = min(280.0, 24 + max(style.text_width(label, 13) for label in labels))
-    texts = [_said(v, unit, name) for name, values in named.items() for v in values]
+    said = {name: [_said(v, unit, name if len(named) > 1 else "") for v in values] for name, values in named.items()}
+    texts = [text for group in said.values() for text in group]
     scale = Scale(0, high, left, canvas.width - 24 - max(style.text_width(text, 13, bold=True) for text in texts))
     tall = 24 if len(named) == 1 else 18
     y += 18
@@ -83,7 +84,7 @@ def _horizontal(
             canvas.text(
                 scale(values[i]) + 7,
                 y + tall / 2 + 3.5,
-                _said(values[i], unit, name),
+                said[name][i],
                 "b",
                 style="font-size:13px;font-weight:600",
             )
