@@ -544,8 +544,8 @@ for b, guess, real in zip((static4, continuous4), predicted_s, measured_s, stric
     )
 
 # %% [markdown]
-# Both runs have the steps that were predicted, one by one: one scheduler decided. If the median step is off in both, your
-# machine was not as busy as when you timed it, or busier. The ratio suffers less. Run the cells again in a quiet moment.
+# Both runs have the steps that were predicted, one by one: one scheduler decided. If the median step is off in both,
+# your machine was more or less busy than when you timed it. The ratio suffers less. Repeat it in a quiet moment.
 #
 # ## "2 to 3x", tested
 #
@@ -670,7 +670,7 @@ bars(
 # Edit the list. Put in what *your* users ask for: the lengths of your last answers, in tokens.
 
 # %%
-my_lengths = [12, 180, 35, 60, 140, 90]
+my_lengths = [12, 180, 35, 140, 90]
 my_slots = 3
 
 mine = [serve(my_lengths, StaticBatching(my_slots)), serve(my_lengths, ContinuousBatching(max_num_seqs=my_slots))]
