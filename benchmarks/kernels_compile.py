@@ -143,6 +143,14 @@ def silu_case(dtype: torch.dtype, size: int) -> None:
     silu_and_mul_triton(meta(64, 2 * size, dtype=dtype))
 
 
+def store_case(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    from cbserve.kernels.kv_store import store_kv_triton
+
+    qkv = meta(64, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    cache = meta(64, 16, kv_heads, head_dim, dtype=dtype)
+    store_kv_triton(qkv[:, heads:-kv_heads], qkv[:, -kv_heads:], cache, cache, meta(64, dtype=torch.int64))
+
+
 def blocks_case(dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> None:
     from cbserve.kernels.block_copy import copy_blocks_triton
 
@@ -177,22 +185,20 @@ def cases() -> dict[str, Callable[[], None]]:
         "prefill Llama-3-8B float32": lambda: prefill_case(f32, 32, 8, 128, 16),
         "prefill MHA float16": lambda: prefill_case(f16, 8, 8, 32, 8),
         "prefill 8 heads a KV head, float16": lambda: prefill_case(f16, 8, 1, 128, 32),
-        "norm SmolLM2 float16": lambda: norm_case(f16, 576),
+        "store SmolLM2 float32": lambda: store_case(f32, 9, 3, 64),
+        "store Llama-3-8B bfloat16": lambda: store_case(b16, 32, 8, 128),
+        "blocks SmolLM2 float32": lambda: blocks_case(f32, 3, 64, 8),
+        "norm SmolLM2 float32": lambda: norm_case(f32, 576),
         "norm Llama-3-8B bfloat16": lambda: norm_case(b16, 4096),
-        "norm Llama-3-8B float32": lambda: norm_case(f32, 4096),
         "rotary SmolLM2 float32": lambda: rotary_case(f32, 9, 3, 64),
         "rotary Llama-3-8B bfloat16": lambda: rotary_case(b16, 32, 8, 128),
-        "SiLU SmolLM2 float32": lambda: silu_case(f32, 1536),
         "SiLU Llama-3-8B bfloat16": lambda: silu_case(b16, 14336),
-        "blocks SmolLM2 float32": lambda: blocks_case(f32, 3, 64, 8),
-        "blocks Llama-3-8B bfloat16": lambda: blocks_case(b16, 8, 128, 16),
-        "sampling SmolLM2": lambda: sampling_case(49152),
         "sampling Llama-3-8B": lambda: sampling_case(128256),
     }
 
 
 def reports(capability: int, only: str = "") -> list[Report]:
-    """Compile every case whose name contains `only`; a kernel that several launch in the same form counts once."""
+    """What every case whose name contains `only` would launch, compiled."""
     if interpreting():
         raise SystemExit("TRITON_INTERPRET=1 interprets kernels instead of compiling them; unset it")
     found = []

@@ -65,7 +65,7 @@ def scatter_blocks_triton(values: Tensor, cache: Tensor, blocks: Tensor) -> None
 
 
 def copy_blocks_triton(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """`kv_store.copy_blocks` with Triton kernels on the device; on the way from and to the host, blocks lie side by side.
+    """`kv_store.copy_blocks` with Triton kernels; on the way from and to the host, blocks lie side by side.
 
     Raises KernelError for what the kernels cannot take, and for a block that source or target does not have.
     """

@@ -1,7 +1,7 @@
 """Attention of prompts, or parts of them, over a paged KV cache: packed sequences, causal after a cached context.
 
-One program takes a tile of queries of one sequence with all query heads that share a KV head, as rows of one matrix, and
-walks over the cache with an online softmax (FlashAttention, Dao et al., arXiv 2205.14135).
+One program takes a tile of queries of one sequence with all query heads that share a KV head, as rows of one matrix,
+and walks over the cache with an online softmax (FlashAttention, Dao et al., arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ def paged_prefill_triton(
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     config = prefill_config(q.dtype, head_dim, capability(q.device))
     if tiles is None:
-        tiles = prefill_tiles(query_start.tolist(), context_lens.tolist(), config["ROWS"] // (num_heads // kv_heads))
-        tiles = tiles.to(q.device)
+        tiles = prefill_tiles(query_start.diff().tolist(), context_lens.tolist(), q, k_cache)
     else:
         check_tensor("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if out is None:
@@ -139,17 +138,21 @@ def paged_prefill_triton(
     return out
 
 
-def prefill_tiles(query_start: Sequence[int], context_lens: Sequence[int], queries_per_tile: int) -> Tensor:
-    """int32 [T, 2]: sequence, and the first of its queries. Those that see most come first, so that none comes late."""
+def prefill_tiles(query_lens: Sequence[int], context_lens: Sequence[int], q: Tensor, k_cache: Tensor) -> Tensor:
+    """int32 [T, 2]: a sequence, and the first query of one of its tiles; the same in all layers of a step.
+
+    query_lens, context_lens: of S sequences. q, k_cache: as in `paged_prefill`. Tiles that see most come first, so that
+    none of them is left for the end.
+    """
+    rows = prefill_config(q.dtype, q.shape[2], capability(q.device))["ROWS"]
+    queries_per_tile = rows // (q.shape[1] // k_cache.shape[2])
     tiles = [
-        (context_len - (stop - start) + first, s, first)
-        for s, (start, stop, context_len) in enumerate(
-            zip(query_start[:-1], query_start[1:], context_lens, strict=True)
-        )
-        for first in range(0, stop - start, queries_per_tile)
+        (context_len - query_len + first, s, first)
+        for s, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True))
+        for first in range(0, query_len, queries_per_tile)
     ]
     tiles.sort(reverse=True)
-    return torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).view(-1, 2)
+    return torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).view(-1, 2).to(q.device)
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int, capability: int) -> dict[str, int]:

@@ -22,9 +22,9 @@ def sample_tokens(
 ) -> Tensor:
     """One token a row, int64 [R]: the first, in order of ids, at which the cumulative probability passes u.
 
-    logits: float32 [R, vocab]. temperature: float32 [R], 0 is greedy. top_k: int32 [R], 0 and -1 keep all; ties with the
-    k-th best stay. top_p, min_p: float32 [R]; top-p keeps the fewest best tokens that reach it, and ties with the last.
-    u: float64 [R] in [0, 1), `models.sampling.uniform`.
+    logits: float32 [R, vocab]. temperature: float32 [R], 0 is greedy. top_k: int32 [R], 0 and -1 keep all; ties with
+    the k-th best stay. top_p, min_p: float32 [R]; top-p keeps the fewest best tokens that reach it, and ties with the
+    last. u: float64 [R] in [0, 1), `models.sampling.uniform`.
     """
     greedy = temperature == 0
     # Relative to the best token, a logit can be divided by the smallest temperature without becoming inf - inf.

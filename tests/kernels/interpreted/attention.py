@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.kernels.paged_decode import paged_decode, paged_decode_triton
 from cbserve.kernels.paged_prefill import paged_prefill, paged_prefill_triton
+from cbserve.kernels.triton_attention import TritonPagedAttention
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -134,6 +136,18 @@ def test_prefill_for_every_head_dim(head_dim: int, dtype: torch.dtype) -> None:
 
 def test_prefill_of_a_sequence_without_queries_touches_nothing() -> None:
     check_prefill([(4, 4), (0, 9), (3, 8)])
+
+
+@pytest.mark.parametrize("capability", [75, 80])
+def test_a_step_of_decodes_and_chunks_agrees_with_torch(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbserve.kernels.triton_attention.capability", lambda device: capability)
+    query_lens, context_lens = [1, 1, 6, 3, 1], [9, 30, 6, 20, 1]
+    k, v, tables = caches(context_lens, 2, 16, 8, torch.float32)
+    exact = [row[: -(-n // 8)] for row, n in zip(tables.tolist(), context_lens, strict=True)]
+    q = torch.randn(12, 6, 16)
+    step = exact, query_lens, context_lens, 8, torch.float32, torch.device("cpu")
+    want = PagedAttention(*step).run(q, k, v, 0.25)
+    torch.testing.assert_close(TritonPagedAttention(*step).run(q, k, v, 0.25), want, rtol=2e-5, atol=2e-5)
 
 
 @settings(max_examples=6, deadline=None)

@@ -105,7 +105,14 @@ def test_sampling_keeps_ties_and_skips_impossible_tokens() -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.integers(1, 300), st.floats(0.1, 3), st.integers(-1, 40), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 99))
+@given(
+    st.integers(1, 300),
+    st.floats(0.1, 3),
+    st.integers(-1, 40),
+    st.floats(0.05, 1),
+    st.floats(0, 0.5),
+    st.integers(0, 99),
+)
 def test_sampling_of_random_rows(vocab, temperature, top_k, top_p, min_p, seed) -> None:
     logits = 3 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed))
     kernel, reference, sampler = draw(logits, [SamplingRow(temperature, top_k, top_p, min_p, seed)])
