@@ -1,11 +1,12 @@
 """Preemption by swapping: what goes out comes back, whoever takes the blocks meanwhile."""
 
 import pytest
-from engine_harness import GhostCache, add, make_scheduler, step
+from engine_harness import GhostCache, add, make_scheduler
 
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.plan import StepResult
+from cbserve.core.duties import Step
+from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.policies import FCFS, Priority
 from cbserve.core.scheduler import Scheduler
 
@@ -68,7 +69,6 @@ def test_hazard_two_a_host_block_that_is_still_read_is_not_written():
     top = add(scheduler, "top", 8, max_tokens=9, priority=0)
     middle = add(scheduler, "middle", 6, max_tokens=9, priority=1)
     run(scheduler, cache)
-    scheduler.policy  # noqa: B018
     # swap the middle one out by hand of a more urgent arrival that takes all the room
     add(scheduler, "burst", 9, max_tokens=1, priority=0, arrival_s=1.0)
     low = None
@@ -99,34 +99,22 @@ def test_a_host_block_stays_taken_until_the_step_that_reads_it_is_done():
     scheduler.check()
 
 
-class FirstYields(FCFS):
-    """A policy that a learner may write: the most urgent yields, though this step has scheduled it already."""
-
-    def victim(self, running):
-        return min(running, key=lambda seq: seq.seq_id)
-
-
 def test_hazard_three_a_copy_that_was_planned_and_not_carried_out_is_not_swapped():
-    """n = 2 shares a half full block; the step plans the copy, then its owner yields: the source holds the content."""
-    scheduler, cache = swapping(policy=FirstYields(), num_blocks=8, block_size=4)
+    """n = 2 shares a half full block; this step plans the copy, then its owner yields: the source holds the content."""
+    scheduler, cache = swapping(num_blocks=8, block_size=4)
     pair = add(scheduler, "pair", 6, max_tokens=9, n=2)
     run(scheduler, cache)
-    other = add(scheduler, "other", 20, max_tokens=3)
-    plan = run(scheduler, cache)
-    while not (plan.swap_outs or other.is_finished):
-        plan = run(scheduler, cache)
-    assert plan.swap_outs, "nobody was swapped out"
+    table = list(scheduler.kv.tables[pair.seq_id])
+    step = Step(StepPlan(99), 0.0, 100, 100, was_idle=False)
+    scheduler._schedule_row(pair, 1, step)
+    assert step.copies[pair.seq_id] == [(table[1], scheduler.kv.tables[pair.seq_id][1])]
+    scheduler._preempt(pair, "out_of_blocks", Reason("out_of_blocks"), step)
+    assert [source for source, _ in step.plan.swap_outs] == table
+    cache.run(scheduler._finish_plan(step))
+    scheduler.check()
     while scheduler.has_unfinished:
         run(scheduler, cache)
-    assert pair.num_preemptions
-
-
-class VictimNamed(FCFS):
-    name = ""
-
-    def victim(self, running):
-        named = [seq for seq in running if seq.request.request_id == self.name]
-        return named[0] if named else super().victim(running)
+    assert pair.num_output_tokens == 9
 
 
 def test_what_came_in_by_this_plan_and_yields_again_keeps_its_host_copy():
@@ -137,9 +125,6 @@ def test_what_came_in_by_this_plan_and_yields_again_keeps_its_host_copy():
     for _ in range(3):
         run(scheduler, cache)
     host = list(scheduler.kv.swapped[second.seq_id])
-    from cbserve.core.duties import Step
-    from cbserve.core.plan import Reason, StepPlan
-
     step_ = Step(StepPlan(99), 0.0, 100, 100, was_idle=True)
     scheduler._admit(second, step_)
     assert step_.plan.swap_ins
@@ -191,4 +176,3 @@ def test_mid_prefill_progress_survives_a_swap():
     assert any(p.how == "swap" for plan in plans for p in plan.preemptions)
     computed = sum(len(row.token_ids) for plan in plans for row in plan.rows if row.request_id == "long")
     assert computed == 100 - 33 + 1, "a token was computed twice"
-    step  # noqa: B018
