@@ -47,7 +47,7 @@ def _store_kernel(
 
 
 def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """`store_kv` as a Triton kernel. Slots beyond the cache are not noticed. Raises KernelError for what it cannot take."""
+    """`store_kv` as a Triton kernel. Raises KernelError for what it cannot take, but slots are not looked at."""
     check_tensor("k_cache", k_cache, (None, None, None, None))
     check_tensor("v_cache", v_cache, tuple(k_cache.shape), (k_cache.dtype,), k_cache.device)
     _, _, heads, head_dim = k_cache.shape
