@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from cbserve import LLM, ContinuousBatching, Priority, Request, SamplingParams, StaticBatching
-from cbserve.core.trace import Preempted, StepEvent
+from cbserve.core.trace import Admitted, Preempted, StepEvent
 
 PROMPTS = [[(7 * i + 13 * j) % 200 + 5 for j in range(length)] for i, length in enumerate((3, 40, 16, 33, 70, 1))]
 GREEDY = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True, logprobs=2)
@@ -33,6 +33,13 @@ WAYS = {
     "static": {"batching": StaticBatching(4)},
     "preempted": {"num_blocks": 18},
     "preempted and chunked": {"num_blocks": 18, "batching": ContinuousBatching(max_num_batched_tokens=7)},
+    "swapped": {"num_blocks": 18, "preemption": "swap"},
+    "swapped and chunked": {"num_blocks": 18, "preemption": "swap", "batching": ContinuousBatching(max_num_batched_tokens=7)},
+    "swap or recompute": {"num_blocks": 18, "preemption": "auto"},
+    "little swap space": {"num_blocks": 18, "preemption": "swap", "swap_space_bytes": 60_000},
+    "prefix cache": {"enable_prefix_caching": True, "batching": ContinuousBatching(max_num_batched_tokens=33)},
+    "prefix cache, preempted": {"enable_prefix_caching": True, "num_blocks": 18},
+    "prefix cache, swapped": {"enable_prefix_caching": True, "num_blocks": 18, "preemption": "swap"},
     "blocks of 1": {"block_size": 1},
     "blocks of 32": {"block_size": 32},
 }
@@ -47,6 +54,14 @@ def test_the_same_request_gives_the_same_tokens(way, params):
     expected = [tokens[:length] for tokens, length in zip(alone(params), lengths, strict=True)]
     assert tokens_of(llm, PROMPTS, each) == expected
     assert llm.scheduler.kv.pool.num_used == 0
+    if "prefix cache" in way:  # everything once more, now that the prompts are known
+        assert tokens_of(llm, PROMPTS, each) == expected
+        assert any(e.num_cached_tokens for e in llm.trace.of(Admitted) if not e.resumed)
+    if "swapped" in way:
+        assert any(e.how == "swap" for e in llm.trace.of(Preempted))
+        assert llm.scheduler.kv.host_pool.num_used == 0
+    if way == "little swap space":
+        assert {e.how for e in llm.trace.of(Preempted)} == {"swap", "recompute"}
     if "preempted" in way:
         assert sum(1 for _ in llm.trace.of(Preempted)) >= 2, "nobody was preempted: the pool is too large for this test"
     if "chunked" in way:
@@ -72,8 +87,10 @@ def test_displaced_by_a_premium_request_it_still_says_the_same():
     assert [outputs[name].outputs[0].token_ids for name in names] == alone(GREEDY)
 
 
-@pytest.mark.parametrize("num_blocks", [None, 20], ids=["roomy", "preempted"])
-def test_samples_of_one_prompt_equal_the_same_samples_in_other_company(num_blocks):
+@pytest.mark.parametrize(
+    ("num_blocks", "preemption"), [(None, "recompute"), (20, "recompute"), (20, "swap")], ids=["roomy", "preempted", "swapped"]
+)
+def test_samples_of_one_prompt_equal_the_same_samples_in_other_company(num_blocks, preemption):
     """n = 3 forks after the prefill and copies on write; each sample's stream depends on seed, sample and position only."""
     params = SamplingParams(max_tokens=50, temperature=1.0, seed=5, ignore_eos=True, n=3)
     roomy = LLM("tiny", verbose=False).generate([PROMPTS[1]], params, use_tqdm=False)[0]
@@ -81,7 +98,7 @@ def test_samples_of_one_prompt_equal_the_same_samples_in_other_company(num_block
     assert len({tuple(sample) for sample in samples}) == 3, "the samples are copies of each other"
     single = LLM("tiny", verbose=False).generate([PROMPTS[1]], SamplingParams(max_tokens=50, seed=5, ignore_eos=True))
     assert single[0].outputs[0].token_ids == samples[0]
-    llm = LLM("tiny", verbose=False, debug=True, num_blocks=num_blocks, batching=ContinuousBatching(max_num_batched_tokens=16))
+    llm = LLM("tiny", verbose=False, debug=True, num_blocks=num_blocks, preemption=preemption, batching=ContinuousBatching(max_num_batched_tokens=16))
     others = [params, params, SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)]
     outputs = llm.generate([PROMPTS[1], PROMPTS[4], PROMPTS[3]], others, use_tqdm=False)
     assert [completion.token_ids for completion in outputs[0].outputs] == samples
