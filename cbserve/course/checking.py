@@ -92,7 +92,7 @@ def examine(exercise: Exercise, answer: Any, seed: int = 0) -> Outcome:
     right, first = 0, None
     empty = 0  # cases that gave no value at all
     for args in cases:
-        outcome, value = _try(exercise, answer, args, len(cases))
+        outcome, value = _try(exercise, answer, args, len(cases), draw=first is None)
         if outcome is None:
             right += 1
         else:
@@ -105,8 +105,8 @@ def examine(exercise: Exercise, answer: Any, seed: int = 0) -> Outcome:
     return Outcome(first.status, right, len(cases), first.lines, first.figure)
 
 
-def _try(exercise: Exercise, answer: Any, args: Case, total: int) -> tuple[Outcome | None, Any]:
-    """None for a right value, else what went wrong; beside it the value (False where there is none)."""
+def _try(exercise: Exercise, answer: Any, args: Case, total: int, draw: bool) -> tuple[Outcome | None, Any]:
+    """None for a right value, else what went wrong (drawn, if `draw`); beside it the value, False where there is none."""
     ran = ("ran", scrubbed(exercise.words(answer, args)))
     noise = io.StringIO()
     try:
@@ -121,7 +121,7 @@ def _try(exercise: Exercise, answer: Any, args: Case, total: int) -> tuple[Outco
     figure = ""
     try:
         fault = exercise.judge(args, value)
-        if fault and exercise.figure:
+        if fault and draw and exercise.figure:
             figure = exercise.figure(args, value, exercise.reference(*args))
     except Exception as error:  # a value so odd that comparing, naming or drawing it fails: still the learner's turn
         fault = f"this value cannot be compared ({type(error).__name__})"
