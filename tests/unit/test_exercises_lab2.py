@@ -233,7 +233,7 @@ def test_a_right_answer_passes(id: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("id", "answer", "rule"), WRONG, ids=[f"{id} {rule}" for id, _, rule in WRONG])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_slip_hears_the_rule_that_it_breaks(id: str, answer: Any, rule: str, seed: int) -> None:
     outcome = examine(get(id), answer, seed)
     assert outcome.status == "failed"
