@@ -71,7 +71,6 @@ def compile_launch(launch: Launch, case: str, capability: int) -> Report:
     source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage, opcodes = _disassemble(compiled.asm["cubin"])
-    ttgir = compiled.asm["ttgir"]
     return Report(
         case,
         launch.kernel.function.__name__.strip("_"),
@@ -82,7 +81,7 @@ def compile_launch(launch: Launch, case: str, capability: int) -> Report:
         warps=compiled.metadata.num_warps,
         instructions=len(opcodes),
         tensor_core_instructions=sum(op.startswith(("HMMA", "HGMMA")) for op in opcodes),
-        dot=bool(re.search(r"(tt\.dot|warp_group_dot) .*x(b?f16)", ttgir)),
+        dot=bool(re.search(r"tt\.dot .*xb?f16>", compiled.asm["ttir"])),
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,34 @@ KERNELS = {
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [75, 80, 89, 90])
-def test_kernels_fit_and_use_tensor_cores(capability: int) -> None:
+CAPABILITIES = (75, 80, 89, 90)
+
+
+@pytest.fixture(scope="module")
+def compilers() -> Iterator[dict[int, subprocess.Popen[str]]]:
+    """One process a generation of GPUs, all at once: each takes a minute of one core."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(BENCHMARKS), str(capability)],
-        env=environment | {"TRITON_DEFAULT_FP_FUSION": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    reports = json.loads(done.stdout.splitlines()[-1])
+    running = {
+        capability: subprocess.Popen(
+            [sys.executable, "-c", COMPILE, str(BENCHMARKS), str(capability)],
+            env=environment | {"TRITON_DEFAULT_FP_FUSION": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for capability in CAPABILITIES
+    }
+    yield running
+    for process in running.values():
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_fit_and_use_tensor_cores(capability: int, compilers: dict[int, subprocess.Popen[str]]) -> None:
+    stdout, stderr = compilers[capability].communicate()
+    assert compilers[capability].returncode == 0, stderr
+    reports = json.loads(stdout.splitlines()[-1])
     assert {r["kernel"] for r in reports} == KERNELS
     for r in reports:
         assert r["shared_bytes"] <= SHARED_BYTES, r
