@@ -226,7 +226,8 @@ class TimelineExplorer:
         self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{said}</div>'
         figure = self._draw(done)
         self.picture.value = figure.live_html(with_table=False)
-        self.table.value = figure.table_html() if self.data.value else ""
+        # A widget clips what is too wide for a narrow window; a table may scroll
+        self.table.value = f'<div style="overflow-x:auto">{figure.table_html()}</div>' if self.data.value else ""
         self._say("")
 
     def _ipython_display_(self) -> None:
