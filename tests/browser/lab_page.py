@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "browser-tests"  # of a server that lives for a minute on the loopback address
+SHOTS = Path(__file__).parent / "screenshots"  # git-ignored, for eyes
 START_S, OPEN_MS, RUN_MS = 90, 90_000, 300_000
 #: What Jupyter shows where an output cannot be shown.
 BROKEN = ("Error displaying widget", "model not found", "Loading widget", "<svg", "SVG object", "<IPython.core.display")
@@ -92,13 +93,14 @@ class Server:
     @contextmanager
     def pages(self, browser: Any) -> Iterator[Callable[..., LabPage]]:
         """A function that opens notebooks; all that it opened, and their kernels, end with the block."""
-        contexts = []
+        contexts, paths = [], []
 
         def opened(path: str, *, theme: str = "light", width: int = 1400, place: str = "doc/tree/") -> LabPage:
             settings(self._settings, theme)
             # An image asks the system for its theme, not the page
             context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=theme)
             contexts.append(context)
+            paths.append(path)
             page = context.new_page()
             page.goto(f"{self.url}/{place}{path}?token={TOKEN}", timeout=OPEN_MS)
             return LabPage(page, json.loads((self.folder / path).read_text(encoding="utf-8")) if path else None)
@@ -109,7 +111,8 @@ class Server:
             for context in contexts:
                 context.close()
             for session in self._api("GET", "api/sessions"):
-                self._api("DELETE", f"api/sessions/{session['id']}")
+                if session["path"] in paths:
+                    self._api("DELETE", f"api/sessions/{session['id']}")
 
     def _api(self, method: str, path: str) -> Any:
         request = urllib.request.Request(f"{self.url}/{path}", method=method)
@@ -186,13 +189,14 @@ class LabPage:
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.wait_for_timeout(300)  # the layout follows the window in its own time
 
-    def shoot(self, stem: Path, width: int, height: int = 6000) -> None:
-        """Screenshots of the whole notebook, in a window of this size, as `stem`-1.png and so on."""
+    def shoot(self, name: str, width: int, height: int = 6000) -> None:
+        """Screenshots of the whole notebook, in a window of this size, as SHOTS/`name`-1.png and so on."""
+        SHOTS.mkdir(exist_ok=True)
         self.resize(width, height)
         panel = self.page.locator(".jp-WindowedPanel-outer").first
         reached, part = -1, 1
         while (top := panel.evaluate("e => e.scrollTop")) > reached:
-            self.page.screenshot(path=f"{stem}-{part}.png")
+            self.page.screenshot(path=SHOTS / f"{name}-{part}.png")
             panel.evaluate("e => e.scrollBy(0, e.clientHeight - 60)")
             self.page.wait_for_timeout(200)
             reached, part = top, part + 1

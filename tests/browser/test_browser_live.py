@@ -28,7 +28,7 @@ def chapter_1(browser: Any, server: Server, cached_model: None) -> Iterator[LabP
 @pytest.fixture(scope="module")
 def chapter_2(browser: Any, server: Server, cached_model: None) -> Iterator[LabPage]:
     with server.pages(browser) as opened:
-        notebook = opened(CHAPTER_2)
+        notebook = opened(CHAPTER_2, theme="dark")
         notebook.run_all()
         yield notebook
 
@@ -36,6 +36,8 @@ def chapter_2(browser: Any, server: Server, cached_model: None) -> Iterator[LabP
 @pytest.mark.parametrize("name", ["chapter_1", "chapter_2"])
 def test_it_runs_from_top_to_bottom(name: str, request: pytest.FixtureRequest) -> None:
     notebook: LabPage = request.getfixturevalue(name)
+    notebook.shoot(f"live-{name}", 1400)
+    notebook.resize(1400)
     assert notebook.broken() == []
     assert all(re.fullmatch(r"\[\d+\]:", prompt) for prompt in notebook.prompts()), notebook.prompts()
     assert notebook.missing_figures() + notebook.overflow() == []
@@ -139,7 +141,7 @@ def explorer(chapter_1: LabPage) -> Explorer:
         if cell["cell_type"] == "code" and "timeline_explorer(my_lengths" in "".join(cell["source"])
     )  # fmt: skip
     cell = chapter_1.cell(number)
-    cell.locator(".jp-InputPrompt").click()
+    cell.locator(".cm-content").click()
     cell.locator(".jupyter-widgets svg").evaluate("svg => svg.classList.add('old')")
     cell.page.keyboard.press("Control+Enter")
     cell.locator(".jupyter-widgets svg:not(.old)").wait_for()

@@ -12,7 +12,6 @@ from lab_page import LabPage, figures
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
-SHOTS = Path(__file__).parent / "screenshots"
 NOTEBOOKS = [
     path.relative_to(ROOT).as_posix() for kind in ("chapters", "labs") for path in sorted((ROOT / kind).glob("*.ipynb"))
 ]
@@ -28,10 +27,9 @@ def test_every_figure_is_seen_and_nothing_is_wider_than_the_page(
     notebook = open_page(path, theme=theme)
     assert notebook.page.locator(f"body[data-jp-theme-light={str(theme == 'light').lower()}]").count() == 1
     assert not notebook.is_trusted()
-    SHOTS.mkdir(exist_ok=True)
     faults = []
     for width in (1400, 700):
-        notebook.shoot(SHOTS / f"{Path(path).stem}-{theme}-{width}", width)
+        notebook.shoot(f"{Path(path).stem}-{theme}-{width}", width)
         faults += [f"{width} px: {fault}" for fault in notebook.missing_figures() + notebook.overflow()]
     assert notebook.broken() + faults == []
 
