@@ -106,7 +106,7 @@ def examine(exercise: Exercise, answer: Any, seed: int = 0) -> Outcome:
 
 
 def _try(exercise: Exercise, answer: Any, args: Case, total: int, draw: bool) -> tuple[Outcome | None, Any]:
-    """None for a right value, else what went wrong (drawn, if `draw`); beside it the value, False where there is none."""
+    """None for a right value, else what went wrong (drawn if `draw`); beside it the value, False if there is none."""
     ran = ("ran", scrubbed(exercise.words(answer, args)))
     noise = io.StringIO()
     try:
