@@ -311,19 +311,20 @@ def time_prefill(bench: Bench, shape: Shape, dtype: torch.dtype) -> None:
 def time_small(bench: Bench, shape: Shape, dtype: torch.dtype, backend: Backend) -> None:
     """What stands between the matrix products, for one step of many tokens."""
     n, size = bench.size.tokens, torch.empty(0, dtype=dtype).element_size()
-    x, weight = bench.random(n, shape.hidden, dtype=dtype), bench.random(shape.hidden, dtype=dtype)
+    x, residual = (bench.random(n, shape.hidden, dtype=dtype) for _ in range(2))
+    weight = bench.random(shape.hidden, dtype=dtype)
     gate_up = bench.random(n, 2 * shape.intermediate, dtype=dtype)
     rotated = shape.heads + shape.kv_heads
     qk = bench.random(n, rotated, shape.head_dim, dtype=dtype)
     rotation = torch.polar(*(torch.ones(n, shape.head_dim // 2, device=bench.device) for _ in range(2)))
     k, v, _, _ = bench.paged(shape, [n], dtype)
-    new = bench.random(n, shape.kv_heads, shape.head_dim, dtype=dtype)
+    new_k, new_v = (bench.random(n, shape.kv_heads, shape.head_dim, dtype=dtype) for _ in range(2))
     slots = torch.randperm(n, device=bench.device)
     for op, num_elements, run in (
-        ("add_rms_norm", 4 * x.numel(), lambda: backend.add_rms_norm(x, x, weight, 1e-5)),
+        ("add_rms_norm", 4 * x.numel(), lambda: backend.add_rms_norm(x, residual, weight, 1e-5)),
         ("silu_and_mul", 3 * n * shape.intermediate, lambda: backend.silu_and_mul(gate_up)),
         ("rotary", 2 * qk.numel(), lambda: backend.rotary(qk, rotation)),
-        ("store_kv", 4 * new.numel(), lambda: backend.store_kv(new, new, k, v, slots)),
+        ("store_kv", 4 * new_k.numel(), lambda: backend.store_kv(new_k, new_v, k, v, slots)),
     ):
         time_bytes(bench, f"{op} of {n} tokens, {backend.name}", shape, dtype, num_elements * size, run)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from cbserve.core.plan import Row, StepPlan, StepResult
 from cbserve.executors.packing import Limits, PackedStep, PlanError, pack, padded_tables
 from cbserve.executors.threads import choose_num_threads
-from cbserve.kernels.kv_store import copy_blocks, store_kv
+from cbserve.kernels.block_copy import copy_blocks
+from cbserve.kernels.kv_store import store_kv
 from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.models.llama import Attend, LlamaModel
 from cbserve.models.sampling import SamplingRow, sample

@@ -9,10 +9,24 @@ import torch
 from torch import Tensor
 
 from cbserve.kernels.jit import FLOATS, INDICES, Kernel, KernelError, check_tensor
-from cbserve.kernels.kv_store import copy_blocks as copy_blocks  # the reference of copy_blocks_triton
 
 if TYPE_CHECKING:
     import triton.language as tl
+
+
+def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks, K and V of all layers, within a cache (copy-on-write) or between two (swapping).
+
+    source, target: [layers, 2, num_blocks, ...], one cache or two on any devices; written in place. pairs: (block of
+    source, block of target). All sources of a layer are read before any target is written, so within one cache a block
+    may be source of one pair and target of another.
+    """
+    if not pairs:
+        return
+    sources, targets = torch.tensor(pairs).unbind(1)
+    sources, targets = sources.to(source.device), targets.to(target.device)
+    for from_layer, to_layer in zip(source, target, strict=True):  # one at a time: the temporary copy stays small
+        to_layer.index_copy_(1, targets, from_layer.index_select(1, sources).to(target.device))
 
 
 def gather_blocks(cache: Tensor, blocks: Tensor) -> Tensor:
@@ -65,7 +79,7 @@ def scatter_blocks_triton(values: Tensor, cache: Tensor, blocks: Tensor) -> None
 
 
 def copy_blocks_triton(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """`kv_store.copy_blocks` with Triton kernels; on the way from and to the host, blocks lie side by side.
+    """`copy_blocks` with Triton kernels; on the way from and to the host, blocks lie side by side.
 
     Raises KernelError for what the kernels cannot take, and for a block that source or target does not have.
     """

@@ -1,11 +1,9 @@
-"""Writing into the paged KV cache: new tokens, and whole blocks for copy-on-write and swapping."""
+"""Writing K and V of new tokens into the paged cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from cbserve.kernels.jit import INDICES, Kernel, check_tensor, power_of_two
@@ -64,18 +62,3 @@ def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
 def store_config(heads: int, head_dim: int) -> dict[str, int]:
     block = power_of_two(heads * head_dim)
     return {"BLOCK": block, "num_warps": min(max(block // 256, 1), 8)}
-
-
-def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy whole blocks, K and V of all layers, within a cache (copy-on-write) or between two (swapping).
-
-    source, target: [layers, 2, num_blocks, ...], one cache or two on any devices; written in place. pairs: (block of
-    source, block of target). All sources of a layer are read before any target is written, so within one cache a block
-    may be source of one pair and target of another.
-    """
-    if not pairs:
-        return
-    sources, targets = torch.tensor(pairs).unbind(1)
-    sources, targets = sources.to(source.device), targets.to(target.device)
-    for from_layer, to_layer in zip(source, target, strict=True):  # one at a time: the temporary copy stays small
-        to_layer.index_copy_(1, targets, from_layer.index_select(1, sources).to(target.device))

@@ -56,12 +56,13 @@ def _decode_kernel(
     q, k_cache, v_cache, block_tables, context_lens, out, partial, partial_lse,
     q_stride, out_stride, table_stride, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, KV head, split): the split's share of the context, TILE positions at a time."""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    splits = tl.num_programs(2)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLS)
     head = kv_head * GROUP + row
@@ -70,7 +71,7 @@ def _decode_kernel(
 
     # Every sequence is split evenly, whatever its length; the last splits of a short one find nothing to do.
     context = tl.load(context_lens + sequence)
-    share = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
+    share = tl.cdiv(tl.cdiv(context, TILE), splits) * TILE
     begin = split * share
     end = tl.minimum(begin + share, context)
 
@@ -98,10 +99,10 @@ def _decode_kernel(
 
     # An empty split has total = 0 and best = -inf: it leaves zeros, with a weight of exp2(-inf) = 0.
     result = values / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out + sequence * out_stride + head[:, None] * HEAD_DIM + column[None, :], result, mask=own)
     else:
-        slot = (sequence * (KV_HEADS * GROUP) + head) * SPLITS + split
+        slot = (sequence * (KV_HEADS * GROUP) + head) * splits + split
         lse = best + tl.log2(tl.where(total > 0, total, 1.0))
         tl.store(partial_lse + slot, lse, mask=row < GROUP)
         tl.store(partial + slot[:, None] * HEAD_DIM + column[None, :], result, mask=own)
@@ -109,20 +110,20 @@ def _decode_kernel(
 
 @Kernel
 def _merge_kernel(
-    partial, partial_lse, out, out_stride,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr, COLS: tl.constexpr,
+    partial, partial_lse, out, out_stride, splits,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SLOTS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, head): the mean of its partial results, each weighted by exp2(lse)."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.arange(0, SLOTS)
     column = tl.arange(0, COLS)
-    slot = (sequence * HEADS + head) * SPLITS + split
-    lse = tl.load(partial_lse + slot, mask=split < SPLITS, other=-float("inf"))
+    slot = (sequence * HEADS + head) * splits + split
+    lse = tl.load(partial_lse + slot, mask=split < splits, other=-float("inf"))
     best = tl.max(lse, axis=0)
     weights = tl.exp2(lse - tl.where(best > -float("inf"), best, 0.0))  # all empty: all weights 0, not NaN
     total = tl.sum(weights, axis=0)
-    inside = (split[:, None] < SPLITS) & (column[None, :] < HEAD_DIM)
+    inside = (split[:, None] < splits) & (column[None, :] < HEAD_DIM)
     values = tl.load(partial + slot[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
     result = tl.sum(values * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
     tl.store(out + sequence * out_stride + head * HEAD_DIM + column, result, mask=column < HEAD_DIM)
@@ -165,13 +166,12 @@ def paged_decode_triton(
     _decode_kernel[(num_sequences, kv_heads, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out, partial, lse,
         q.stride(0), out.stride(0), block_tables.stride(0), scale * LOG2_E,
-        KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLITS=num_splits,
+        KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=num_splits > 1,
         **config,
     )  # fmt: skip
     if num_splits > 1:
         _merge_kernel[(num_sequences, num_heads)](
-            partial, lse, out, out.stride(0),
-            HEADS=num_heads, HEAD_DIM=head_dim, SPLITS=num_splits, **merge_config(num_splits, head_dim),
+            partial, lse, out, out.stride(0), num_splits, HEADS=num_heads, HEAD_DIM=head_dim, **merge_config(head_dim),
         )  # fmt: skip
     return out
 
@@ -181,7 +181,7 @@ _MIN_SPLIT_TOKENS = 256  # below that a program has barely begun when it ends
 
 
 def choose_splits(programs: int, max_context: int, device: torch.device) -> int:
-    """A power of two, so that few variants are compiled: enough for four programs a multiprocessor, not too short."""
+    """As many as give every multiprocessor four programs, but none too short a part."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     splits = 1
     while splits < _MAX_SPLITS and splits * programs < 4 * processors and max_context >= 2 * splits * _MIN_SPLIT_TOKENS:
@@ -200,8 +200,8 @@ def decode_config(dtype: torch.dtype, group: int, head_dim: int, capability: int
     return {"ROWS": rows, "COLS": columns, "TILE": tile, "num_warps": 4, "num_stages": stages}
 
 
-def merge_config(num_splits: int, head_dim: int) -> dict[str, int]:
-    return {"SLOTS": power_of_two(num_splits), "COLS": power_of_two(head_dim), "num_warps": 4}
+def merge_config(head_dim: int) -> dict[str, int]:
+    return {"SLOTS": _MAX_SPLITS, "COLS": power_of_two(head_dim), "num_warps": 4}
 
 
 def check_attention(

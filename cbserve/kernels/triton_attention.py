@@ -61,6 +61,7 @@ class TritonPagedAttention:
 
 
 def _padded(block_tables: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    longest = max(map(len, block_tables), default=1)
+    # The width is always a multiple of 16: for other widths Triton would compile other variants, in mid-service.
+    longest = -(-max(map(len, block_tables), default=1) // 16) * 16
     rows = [[*table, *[0] * (longest - len(table))] for table in block_tables]
     return torch.tensor(rows, dtype=torch.int32, device=device).view(len(rows), longest)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cbserve.kernels.kv_store import copy_blocks, store_kv
+from cbserve.kernels.block_copy import copy_blocks
+from cbserve.kernels.kv_store import store_kv
 from cbserve.kernels.paged_attention import paged_attention
 
 

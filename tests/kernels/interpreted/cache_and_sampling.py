@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbserve.kernels.block_copy import copy_blocks_triton, gather_blocks_triton, scatter_blocks_triton
-from cbserve.kernels.kv_store import copy_blocks, store_kv, store_kv_triton
+from cbserve.kernels.block_copy import copy_blocks, copy_blocks_triton, gather_blocks_triton, scatter_blocks_triton
+from cbserve.kernels.kv_store import store_kv, store_kv_triton
 from cbserve.kernels.sampling import sample_tokens, sample_tokens_triton
 from cbserve.models.sampling import SamplingRow, sample, uniform
 
