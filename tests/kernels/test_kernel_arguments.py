@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from cbserve.kernels.backends import TORCH, TRITON, Backend, choose_backend
 from cbserve.kernels.jit import KernelError, recording
 from cbserve.kernels.paged_attention import paged_attention
 from cbserve.kernels.paged_decode import choose_splits, paged_decode, paged_decode_triton
@@ -73,6 +74,33 @@ def test_a_cpu_tensor_outside_the_interpreter_is_refused() -> None:
     code = "import torch; from cbserve.kernels.silu_and_mul import *; silu_and_mul_triton(torch.ones(2, 4))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "KernelError: gate_up is on cpu; Triton kernels need a CUDA device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "chosen"), [("auto", "cpu", TORCH), ("torch", "cpu", TORCH), ("torch", "cuda", TORCH)]
+)
+def test_torch_is_chosen_where_it_is_asked_for_and_on_a_cpu(name: str, device: str, chosen: Backend) -> None:
+    assert choose_backend(name, device) is chosen
+
+
+def test_auto_chooses_triton_on_cuda_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert choose_backend("auto", "cuda") is choose_backend("triton", "cuda") is TRITON
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert choose_backend("auto", "cuda") is TORCH
+    with pytest.raises(KernelError, match="triton is not installed"):
+        choose_backend("triton", "cuda")
+
+
+def test_a_backend_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(KernelError, match="needs a CUDA device, not cpu"):
+        choose_backend("triton", "cpu")
+    with pytest.raises(KernelError, match="'cuda' does not exist"):
+        choose_backend("cuda", "cpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose_backend("triton", "cpu") is TRITON
 
 
 def test_kernels_import_without_importing_triton() -> None:
