@@ -1,7 +1,9 @@
 """Serving speed and cost on this CPU: `python benchmarks/serving_cpu.py [--threads N] [--model NAME_OR_FOLDER]`.
 
-The 64 requests of `workload.py`, served by continuous batching: tokens per second, steps against the fewest possible, time
-against the replay's prediction; beside it what a step costs the scheduler with 64 running requests, and the memory above
+The 64 requests of `workload.py`, served by continuous batching: tokens per second, steps against the fewest possible,
+time
+against the replay's prediction; beside it what a step costs the scheduler with 64 running requests, and the memory
+above
 torch, weights and KV pool.
 """
 
@@ -75,11 +77,15 @@ def main() -> None:
         bound = continuous_steps_bound(lengths, MAX_NUM_SEQS)
         predicted = summarize(
             serve(
-                lengths, llm.scheduler.batching, prompt_tokens=[len(p) for p in prompts], num_blocks=1024, step_time_s=times
+                lengths,
+                llm.scheduler.batching,
+                prompt_tokens=[len(p) for p in prompts],
+                num_blocks=1024,
+                step_time_s=times,
             )
         )
         print(
-            f"serving: {found.num_output_tokens} tokens in {found.makespan_s:.1f} s, {found.tokens_per_s:.1f} tokens/s, "
+            f"serving: {found.num_output_tokens} tokens in {found.makespan_s:.1f} s, {found.tokens_per_s:.1f}/s, "
             f"{torch.get_num_threads()} threads; predicted by replay {predicted.makespan_s:.1f} s "
             f"({predicted.makespan_s / found.makespan_s - 1:+.1%})"
         )
@@ -94,7 +100,7 @@ def main() -> None:
     touched = max(step.num_used_blocks for step in llm.trace.steps) * 16 * llm.kv_bytes_per_token
     above = resident_mb() - before - (weights + touched) / 1e6
     print(
-        f"memory: {before:.0f} MB with torch imported, {loaded:.0f} MB loaded, {resident_mb():.0f} MB after the run; weights "
+        f"memory: {before:.0f} MB with torch imported, {loaded:.0f} MB loaded, {resident_mb():.0f} MB after; weights "
         f"{weights / 1e6:.0f} MB, KV touched {touched / 1e6:.0f} MB; {above:.0f} MB above those"
     )
 

@@ -1,4 +1,5 @@
-"""The work on which engines are compared: 64 requests, long-tailed answers, greedy, EOS ignored, at most 32 at a time."""
+"""The work on which engines are compared: 64 requests, long-tailed answers, greedy, EOS ignored, at most 32 at a
+time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def main(args: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="cbserve demo", description=__doc__)
     parser.add_argument("--requests", type=_positive, default=20, help="how many requests (default 20)")
     parser.add_argument("--slots", type=_positive, default=4, help="how many at a time (default 4)")
-    parser.add_argument("--median", type=_positive, default=14, help="median answer in tokens; lengths are lognormal (14)")
+    parser.add_argument(
+        "--median", type=_positive, default=14, help="median answer in tokens; lengths are lognormal (14)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2-135m", help="smollm2-135m, tiny, or a Hugging Face folder")
     parser.add_argument("--width", type=_positive, default=100, help="columns of the timeline")
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     foreseen = predicted["static"].makespan_s / predicted["continuous"].makespan_s
     steps = static_steps(lengths, slots) / continuous_steps_bound(lengths, slots)
     print(
-        f"\nContinuous batching is {gain:.2f} times as fast (measured here; predicted {foreseen:.2f}; counted in steps it "
+        f"\nContinuous batching is {gain:.2f} times as fast (measured here; predicted {foreseen:.2f}; in steps it "
         f"cannot exceed {steps:.2f})."
     )
     return 0

@@ -38,7 +38,8 @@ class LLM:
     """A model that serves many requests at a time.
 
     Args:
-        model: "smollm2-135m" (fetched when absent), "tiny" (random, instant), or a Hugging Face folder of a Llama model.
+        model: "smollm2-135m" (fetched when absent), "tiny" (random, instant), or a Hugging Face folder of a Llama
+        model.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
         dtype: a torch dtype or its name; None: float32 on CPU, by compute capability on CUDA.
         batching: `ContinuousBatching(...)` or `StaticBatching(...)`; continuous by default.
@@ -50,7 +51,8 @@ class LLM:
         num_blocks, kv_cache_bytes: size of the KV pool, in one unit or the other. By default on a CPU
             min(max_num_seqs x max_model_len tokens, 512 MB), on CUDA 90 % of the free memory.
         enable_prefix_caching: find the K and V of known prefixes instead of computing them again.
-        preemption: what becomes of a victim's K and V: "recompute"; "swap", copied to host memory while there is room; or
+        preemption: what becomes of a victim's K and V: "recompute"; "swap", copied to host memory while there is room;
+        or
             "auto", whichever this machine does faster, measured once.
         swap_space_bytes: host memory for swapping; as much as the KV pool by default.
         max_num_seqs, max_num_batched_tokens: shorthand for the same arguments of `ContinuousBatching`.
@@ -100,7 +102,8 @@ class LLM:
             raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or 'auto'")
         if swap_space_bytes is not None and preemption == "recompute":
             raise InvalidRequestError(
-                f"swap_space_bytes={swap_space_bytes} beside preemption='recompute', which swaps nothing; choose 'swap' or 'auto'"
+                f"swap_space_bytes={swap_space_bytes} beside preemption='recompute', which swaps nothing; "
+                "choose 'swap' or 'auto'"
             )
         batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
         self.device = _device(device)
@@ -141,8 +144,9 @@ class LLM:
     def __repr__(self) -> str:
         pool = self.scheduler.kv.pool
         return (
-            f"LLM({self.config.name!r} on {self.device}, {self.scheduler.batching}, KV pool of {pool.num_blocks} blocks of "
-            f"{pool.block_size} tokens)"
+            f"LLM({self.config.name!r} on {self.device}, {type(self.scheduler.batching).__name__} of "
+            f"{self.scheduler.batching.max_num_seqs} slots, KV pool of {pool.num_blocks} blocks "
+            f"of {pool.block_size} tokens)"
         )
 
     # ---- what a client calls ------------------------------------------------------------------------------------
@@ -287,7 +291,9 @@ class LLM:
         if swap_space_bytes is None:
             return num_blocks
         if swap_space_bytes < block_bytes:
-            raise InvalidRequestError(f"swap_space_bytes={swap_space_bytes}: one block takes {block_bytes}; give at least that")
+            raise InvalidRequestError(
+                f"swap_space_bytes={swap_space_bytes}: one block takes {block_bytes}; give at least that"
+            )
         return swap_space_bytes // block_bytes
 
     def _num_blocks(

@@ -83,7 +83,8 @@ def _decodes(llm: LLM, count: int, context: int) -> StepPlan:
     rows = [
         Row(
             seq_id=-1 - i, request_id="timing", slot=i, start=context, token_ids=[7], params=params,
-            block_table=[(i * blocks_each + b) % pool.num_blocks for b in range(blocks_each)], num_prompt_tokens=context,
+            block_table=[(i * blocks_each + b) % pool.num_blocks for b in range(blocks_each)],
+            num_prompt_tokens=context,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -93,7 +94,8 @@ def _decodes(llm: LLM, count: int, context: int) -> StepPlan:
 def _prefill(llm: LLM, num_tokens: int) -> StepPlan:
     pool = llm.scheduler.kv.pool
     row = Row(
-        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * num_tokens, params=SamplingParams(temperature=0),
+        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * num_tokens,
+        params=SamplingParams(temperature=0),
         block_table=range(-(-num_tokens // pool.block_size)), num_prompt_tokens=num_tokens, is_prefill=True,
     )  # fmt: skip
     return StepPlan(-1, [row])

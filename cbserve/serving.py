@@ -47,8 +47,10 @@ def serve(
     Args:
         lengths: output tokens of each request, at least 1.
         batching: continuous by default.
-        llm: a real model: its engine serves the requests, and the trace is *measured*; its own batching, policy and pool
-            are used, so the arguments that set those must stay away. Without it the same scheduler runs against a script
+        llm: a real model: its engine serves the requests, and the trace is *measured*; its own batching, policy and
+        pool
+            are used, so the arguments that set those must stay away. Without it the same scheduler runs against a
+            script
             and a virtual clock, and the trace is *simulated*: each step takes `step_time_s`.
         policy: FCFS by default.
         scheduler: a subclass that overrides duties.

@@ -19,7 +19,8 @@ def _at_least(minimum: int, **values: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ContinuousBatching:
-    """Iteration-level batching (Yu et al. 2022, Orca, section 3.1; chunks: Agrawal et al. 2024, Sarathi-Serve, section 4).
+    """Iteration-level batching (Yu et al. 2022, Orca, section 3.1; chunks: Agrawal et al. 2024, Sarathi-Serve, section
+    4).
 
     Args:
         mixed: True: a step computes decodes and prefill chunks together, running sequences first (vLLM V1).

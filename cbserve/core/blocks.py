@@ -82,6 +82,7 @@ class BlockPool:
         self.ref_counts = [0] * num_blocks
         self.leases: set[Lease] = set()
         self.num_evictions = 0  # blocks that lost their content to others
+        self._evicted: list[int] = []  # which ones, since `take_evicted` was called last
         self._free = FreeList(range(num_blocks))
         self._hash_of: dict[int, bytes] = {}  # what full blocks hold, free ones included
         self._block_of: dict[bytes, int] = {}
@@ -108,6 +109,7 @@ class BlockPool:
             if block in self._hash_of:  # evicted: its old content must not be found any more
                 del self._block_of[self._hash_of.pop(block)]
                 self.num_evictions += 1
+                self._evicted.append(block)
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -128,6 +130,15 @@ class BlockPool:
     def find(self, content_hash: bytes) -> int | None:
         """The block that holds this content, in use or free; None if there is none."""
         return self._block_of.get(content_hash)
+
+    def findable(self) -> list[int]:
+        """Blocks whose content can be found, in use or free."""
+        return list(self._hash_of)
+
+    def take_evicted(self) -> list[int]:
+        """Blocks that lost their content to others since this was called last."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def free(self, block_ids: Iterable[int]) -> None:
         """One holder fewer. A block without a holder is free: handed out next, or last if its content is findable.

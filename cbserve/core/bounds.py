@@ -1,4 +1,5 @@
-"""What arithmetic says about batches of answers, before anything runs. Lengths are output tokens, in order of arrival."""
+"""What arithmetic says about batches of answers, before anything runs. Lengths are output tokens, in order of
+arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ def static_steps(lengths: Sequence[int], batch_size: int) -> int:
 
 
 def static_utilisation(lengths: Sequence[int], batch_size: int) -> float:
-    """Slot utilisation of static batching, pooled over batches: sum(T) / (B x steps). [10, 100, 500], B = 3: 610 / 1500."""
+    """Slot utilisation of static batching, pooled over batches: sum(T) / (B x steps). [10, 100, 500], B = 3: 610 /
+    1500."""
     return sum(lengths) / (batch_size * static_steps(lengths, batch_size))
 
 

@@ -1,12 +1,14 @@
 """The logical side of the KV cache: which block holds which tokens of which sequence (Kwon et al. 2023, section 4.3).
 
-Four ways to fill a table besides computing: a fork shares its parent's blocks and copies on write, a known prefix is found
+Four ways to fill a table besides computing: a fork shares its parent's blocks and copies on write, a known prefix is
+found
 in the index, and what was swapped out to the host comes back.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 
 from cbserve.core.blocks import BlockPool, Lease
@@ -47,7 +49,8 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def blocks_needed(self, seq: Sequence, num_tokens: int) -> int:
-        """Free blocks that `seq` needs so that its table holds `num_tokens` tokens and no other holds what it writes to."""
+        """Free blocks that `seq` needs so that its table holds `num_tokens` tokens and no other holds what it writes
+        to."""
         table = self.tables.get(seq.seq_id)
         if table is None:  # blocks of its prefix that others use cost nothing; cached free ones do
             return self.blocks_for(num_tokens) - sum(self.pool.ref_counts[b] > 0 for b in self.find_prefix(seq))
@@ -109,19 +112,27 @@ class KVCacheManager:
         child.block_hashes = list(parent.block_hashes)
         child.num_published_blocks = parent.num_published_blocks
 
-    def step_done(self, seq: Sequence) -> None:
-        """The step has written K and V of `seq`: its full blocks become findable, the host copy is not needed any more."""
+    def step_done(self, seq: Sequence) -> SequenceOf[int]:
+        """The step has written K and V of `seq`: its full blocks become findable, its host copy is not needed any more.
+
+        Returns:
+            Blocks that are findable now and were not before.
+        """
         host = self.coming_in.pop(seq.seq_id, None)
         if host and self.host_pool is not None:
             self.host_pool.free(host)
         if not self.enable_prefix_caching:
-            return
+            return ()
+        published: list[int] = []
         full = seq.num_computed_tokens // self.block_size
         if full > seq.num_published_blocks:
             hashes, table = self._hashes(seq, full), self.tables[seq.seq_id]
             for index in range(seq.num_published_blocks, full):
-                self.pool.publish(table[index], hashes[index])
+                if self.pool.find(hashes[index]) is None:
+                    self.pool.publish(table[index], hashes[index])
+                    published.append(table[index])
             seq.num_published_blocks = full
+        return published
 
     # ---- giving back --------------------------------------------------------------------------------------------
 

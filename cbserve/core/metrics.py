@@ -1,6 +1,7 @@
 """What a trace says about speed and use: folds over its events, nothing else keeps statistics.
 
-TTFT: arrival to first token. ITL: the gap between two tokens, one value for each gap. TPOT: (E2E - TTFT) / (tokens - 1),
+TTFT: arrival to first token. ITL: the gap between two tokens, one value for each gap. TPOT: (E2E - TTFT) / (tokens -
+1),
 one value for each sequence; its percentiles differ from those of ITL, because one stall is one large gap but a small
 change of a mean. E2E: arrival to last token. Queue time: arrival to first admission.
 """
@@ -187,14 +188,16 @@ def slot_utilisation(trace: Trace, num_slots: int | None = None) -> float:
 
 
 def occupancy(trace: Trace, num_slots: int | None = None) -> float:
-    """Slot-steps that held an unfinished request / (slots x steps). A slot in mid-prefill is occupied but gives no token."""
+    """Slot-steps that held an unfinished request / (slots x steps). A slot in mid-prefill is occupied but gives no
+    token."""
     return _share(
         trace, num_slots, [max(1, row.num_sampled) for s in trace.steps for row in s.rows if row.kind != "padding"]
     )
 
 
 def prefix_hit_rate(trace: Trace) -> float | None:
-    """Prompt tokens that were found in the prefix cache / prompt tokens that were looked up. A request counts once, when it
+    """Prompt tokens that were found in the prefix cache / prompt tokens that were looked up. A request counts once,
+    when it
     is first admitted. None when nothing was looked up, which is not the same as no hit."""
     if not trace.meta.get("prefix_caching"):
         return None
@@ -205,7 +208,8 @@ def prefix_hit_rate(trace: Trace) -> float | None:
 
 
 def tail_waste(trace: Trace) -> float:
-    """Share of the used blocks' tokens that hold nothing, because a last block is not full: pooled over steps. Blocks that
+    """Share of the used blocks' tokens that hold nothing, because a last block is not full: pooled over steps. Blocks
+    that
     sequences share count once for each."""
     size = trace.meta["block_size"]
     used = [(row.context_len, -(-row.context_len // size) * size) for step in trace.steps for row in step.rows]

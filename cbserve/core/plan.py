@@ -20,22 +20,33 @@ class Reason:
     numbers: Mapping[str, int | float | str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return REASONS[self.code].format(**self.numbers) if self.code in REASONS else self.code
+        if self.code not in REASONS:
+            return self.code
+        return REASONS[self.code].format(**{k: _Count(v) if isinstance(v, int) else v for k, v in self.numbers.items()})
+
+
+class _Count(int):
+    """A number that takes a noun as its format: "{need:block}" gives "1 block" or "2 blocks"."""
+
+    def __format__(self, noun: str) -> str:
+        return f"{int(self)} {noun}{'' if self == 1 else 's'}" if noun else str(int(self))
 
 
 REASONS = {
-    "no_blocks": "needs {need} blocks, {free} free",
-    "no_slots": "needs {need} slots, {free} of {slots} free",
-    "no_budget": "needs {need} tokens in one step, {left} of {budget} left",
+    "no_blocks": "needs {need:block}, {free} free",
+    "no_slots": "needs {need:slot}, {free} of {slots} free",
+    "no_budget": "needs {need:token} in one step, {left} of {budget} left",
     "batch_running": "the batch is running: static batching admits nobody until it ends",
     "preempted_this_step": "somebody was preempted in this step: nobody else is admitted",
-    "out_of_blocks": "{grower} needs {need} blocks, {free} free; {victim} comes last in the policy's order",
+    "out_of_blocks": "{grower} needs {need:block}, {free} free; {victim} comes last in the policy's order",
     "displaced": "{candidate} is more urgent and needs its place ({why})",
-    "too_long_for_model": "the prompt has {prompt} tokens, the model takes {limit} with at least one new token; "
+    "too_long_for_model": "the prompt has {prompt:token}, the model takes {limit} with at least one new token; "
     "shorten the prompt",
-    "too_long_for_pool": "prompt {prompt} + max_tokens {max_tokens} need {need} blocks of {block_size} tokens, the pool has "
+    "too_long_for_pool": "prompt {prompt} + max_tokens {max_tokens} need {need:block} of {block_size} tokens, the pool "
+    "has "
     "{total}; lower max_tokens, shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
-    "too_long_for_step": "prompt {prompt} + max_tokens {max_tokens} can need {need} tokens in one step, the budget is {budget}; "
+    "too_long_for_step": "prompt {prompt} + max_tokens {max_tokens} can need {need} tokens in one step of at most "
+    "{budget}; "
     "allow chunked prefill or raise max_num_batched_tokens",
     "too_many_samples": "n={need} samples need as many slots, there are {slots}; lower n or raise the number of slots",
     "empty_prompt": "the prompt has no tokens; give at least one",
@@ -91,6 +102,7 @@ class Preemption:
     how: str  # "recompute" or "swap"
     num_computed_tokens: int  # tokens whose K and V are lost and will be computed again, or wait in the host pool
     num_blocks: int  # blocks that were given back
+    num_swapped_blocks: int = 0  # blocks of it that this plan copies to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,10 @@ class Blocked:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One iteration. An executor carries out, in this order: `swap_outs`, `copies`, `swap_ins`, then one forward pass over
-    `rows`. The order matters: a block that a swap-out empties may be the target of a copy or a swap-in of the same step."""
+    """One iteration. An executor carries out, in this order: `swap_outs`, `copies`, `swap_ins`, then one forward pass
+    over
+    `rows`. The order matters: a block that a swap-out empties may be the target of a copy or a swap-in of the same
+    step."""
 
     step: int
     rows: list[Row] = field(default_factory=list)
@@ -119,6 +133,7 @@ class StepPlan:
     num_running: int = 0
     num_used_blocks: int = 0
     num_evictions: int = 0  # cached blocks that lost their content to others since the last plan
+    evicted: list[int] = field(default_factory=list)  # which ones
 
     @property
     def num_tokens(self) -> int:

@@ -34,6 +34,7 @@ class StepUpdate:
     left: list[tuple[Sequence, int]] = field(
         default_factory=list
     )  # (sequence, slot) whose slot and blocks are free now
+    published: list[int] = field(default_factory=list)  # blocks whose content can be found from now on
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Scheduler(Duties):
         policy: who goes first and who yields.
         stop_checker: when an answer ends.
         max_model_len: most tokens of prompt and answer together; None: as many as the pool holds.
-        preemption: what becomes of a victim's K and V: "recompute" (given up), "swap" (copied to the host pool of `kv`, as
+        preemption: what becomes of a victim's K and V: "recompute" (given up), "swap" (copied to the host pool of `kv`,
+        as
             long as that has room), or a function (sequence) -> one of the two.
     """
 
@@ -175,7 +177,8 @@ class Scheduler(Duties):
                 )
             seq.num_computed_tokens = row.end
             seq.num_scheduled_tokens = 0
-            self.kv.step_done(seq)
+            if published := self.kv.step_done(seq):
+                changed.published += published
             samples = self._fork(seq, changed) if row.num_samples > 1 else [seq]
             for i, (sample, token) in enumerate(zip(samples, sampled, strict=False)):
                 sample.output_token_ids.append(token)
@@ -264,7 +267,8 @@ class Scheduler(Duties):
         )
 
     def _preempt(self, victim: Sequence, cause: str, reason: Reason, step: Step) -> None:
-        """All its blocks are given back, and it queues again by its key. Its K and V are lost, or wait in the host pool."""
+        """All its blocks are given back, and it queues again by its key. Its K and V are lost, or wait in the host
+        pool."""
         if victim.state is not SequenceState.RUNNING or victim.is_finished:
             raise SchedulerError(f"{victim!r} cannot yield: it does not run; name one of `running`")
         if step.rows.pop(victim.seq_id, None) is not None:
@@ -272,13 +276,25 @@ class Scheduler(Duties):
         copies = step.copies.pop(victim.seq_id, [])
         slot, computed = self._release_slot(victim), victim.num_computed_tokens
         mode = self.preemption(victim) if callable(self.preemption) else self.preemption
-        step.plan.swap_ins = [pair for pair in step.plan.swap_ins if pair[0] not in self.kv.coming_in.get(victim.seq_id, ())]
+        step.plan.swap_ins = [
+            pair for pair in step.plan.swap_ins if pair[0] not in self.kv.coming_in.get(victim.seq_id, ())
+        ]
         swaps = self.kv.swap_out(victim, copies) if mode == "swap" else None
         step.plan.swap_outs += swaps or []
         num_blocks = self.kv.free(victim) if swaps is not None else self.kv.forget(victim)
         how = "recompute" if swaps is None else "swap"
         step.plan.preemptions.append(
-            Preemption(victim.seq_id, victim.request.request_id, slot, cause, reason, how, computed, num_blocks)
+            Preemption(
+                victim.seq_id,
+                victim.request.request_id,
+                slot,
+                cause,
+                reason,
+                how,
+                computed,
+                num_blocks,
+                len(swaps or ()),
+            )
         )
         if swaps is None:
             victim.num_computed_tokens = 0
@@ -299,6 +315,7 @@ class Scheduler(Duties):
         plan.num_used_blocks = self.kv.pool.num_used
         plan.num_evictions = self.kv.pool.num_evictions - self._num_evictions
         self._num_evictions = self.kv.pool.num_evictions
+        plan.evicted = self.kv.pool.take_evicted() if plan.num_evictions else []
         if plan.rows:
             self._step += 1
         return plan
@@ -329,7 +346,8 @@ class Scheduler(Duties):
         return self._leave(seq)
 
     def _leave(self, seq: Sequence) -> list[tuple[Sequence, int]]:
-        """A sequence ends: take every trace of it away. In a static batch its row stays, on a lease, until all are done.
+        """A sequence ends: take every trace of it away. In a static batch its row stays, on a lease, until all are
+        done.
 
         Returns the (sequence, slot) pairs that became free.
         """

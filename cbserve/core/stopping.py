@@ -31,7 +31,8 @@ class StopChecker:
         """Raise InvalidRequestError for stop strings that nothing here could see."""
         if request.params.stop and self.token_bytes is None:
             raise InvalidRequestError(
-                f"stop={request.params.stop!r}: stop strings need a tokenizer; use stop_token_ids, or an LLM instead of a bare Engine"
+                f"stop={request.params.stop!r}: stop strings need a tokenizer; use stop_token_ids, or an LLM and not a "
+                "bare Engine"
             )
 
     def check(self, seq: Sequence) -> None:

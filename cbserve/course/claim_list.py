@@ -35,6 +35,7 @@ class Claim:
     def band(self) -> str:
         """The band in words."""
         factor, unit = {"share": (100, " %"), "times": (1, "x")}.get(self.unit, (1, f" {self.unit}"))
+        unit = "" if unit == f" {self.measure}" else unit  # "requests of 201", not "requests of 201 requests"
         low, high = f"{factor * self.low:g}{unit}", f"{factor * self.high:g}{unit}"
         if self.high == math.inf:
             return f"of at least {low}"

@@ -92,7 +92,7 @@ def ledger_table(dates: bool = False) -> Shown:
         rows.append(row + ["; ".join(how)] + ([evidence.date if evidence else ""] if dates else []))
     text, _ = table(header, rows)
     # A terminal has no room for the sentences; claim(id) shows them there.
-    claims = [f"{escape(known.text)}<br><code>{known.id}</code>" for known in CLAIMS.values()]
+    claims = [f"{cell(known.text)}<br><code>{known.id}</code>" for known in CLAIMS.values()]
     cells = [
         # Only what was tested gets a badge: the eye should find those.
         [row[0], claim, cell(row[2]), row[3] if row[3] == NOT_MEASURED else badge(row[3], _kind(row[3]))]
@@ -162,7 +162,7 @@ def claim_card(known: Claim, found: Evidence | None) -> Shown:
     width = max(len(name) for name, _ in rows)
     text = "\n".join([f"Claim {known.id}: {said}", *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
     style = "border-left:4px solid #56b4e9;padding:4px 12px"
-    heading = f"<p>{badge(said, _kind(said))} <strong>{escape(known.text)}</strong> <code>{known.id}</code></p>"
+    heading = f"<p>{badge(said, _kind(said))} <strong>{cell(known.text)}</strong> <code>{known.id}</code></p>"
     return Shown(text, f'<div style="{style}">{heading}{facts(rows[1:])}</div>')
 
 

@@ -85,7 +85,8 @@ class Report:
             for f in self.findings
         )
         head = "".join(f'<th scope="col" {left}>{name}</th>' for name in ("", "what", "found"))
-        return f"<table><caption>{self.verdict}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        caption = f'<caption style="text-align:left"><b>{self.verdict}</b></caption>'
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def doctor() -> Report:

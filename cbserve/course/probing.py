@@ -67,7 +67,7 @@ def probe() -> Probe:
         nvidia_driver=shutil.which("nvidia-smi") is not None,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         lab_widgets=_lab_widgets() if host in ("jupyterlab", "notebook") else None,
-        home=str(home),
+        home=_short(home),
         home_error=_write_error(home),
         model_cached=cached,
         disk_free_bytes=shutil.disk_usage(_existing(home)).free,
@@ -166,6 +166,14 @@ def _existing(folder: Path) -> Path:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def _short(path: Path) -> str:
+    """The path as a person writes it, "~" for their home."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return str(path)
 
 
 def _write_error(home: Path) -> str:

@@ -16,7 +16,8 @@ def faster_preemption(executor: TorchExecutor, block_size: int) -> str:
     """ "swap" or "recompute", whichever costs fewer seconds here.
 
     Swapping moves the K and V of the victim's computed tokens out and in again: bytes over the measured link, twice.
-    Recomputing is one prefill of the same tokens (Kwon et al. 2023, section 4.5 and figure 19). Both grow in proportion to
+    Recomputing is one prefill of the same tokens (Kwon et al. 2023, section 4.5 and figure 19). Both grow in proportion
+    to
     the length until attention counts, so one comparison decides for all victims.
     """
     num_blocks = min(-(-NUM_TOKENS // block_size), executor.limits.num_blocks, executor.host_cache.shape[2])

@@ -84,7 +84,8 @@ def _sample(quantiles: tuple[tuple[float, float], ...], num_requests: int, n: in
 
 def _quantile(quantiles: tuple[tuple[float, float], ...], num_requests: int, percent: float) -> float:
     """Between two quantiles: linear up to the median, above it a power law of the share that is longer (a straight line
-    on log-log axes), because the tail of a table is coarse and lengths are long-tailed. The longest of n requests stands
+    on log-log axes), because the tail of a table is coarse and lengths are long-tailed. The longest of n requests
+    stands
     at a share of 1 / (n + 1)."""
     shortest_share = 100 / (num_requests + 1)
     for (low, a), (high, b) in zip(quantiles, quantiles[1:], strict=False):

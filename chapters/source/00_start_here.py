@@ -3,8 +3,8 @@
 #
 # {{badges}}
 #
-# A language model answers one request at a time, one token at a time. A server answers hundreds at once. This course takes
-# the machine between the two apart: you run it, you measure it, and you write parts of it yourself.
+# A language model answers one request at a time, one token at a time. A server answers hundreds at once. This course
+# takes the machine between the two apart: you run it, you measure it, and you write parts of it yourself.
 #
 # In this notebook you check your machine, see a real model answer, and learn how the course talks back to you. It takes
 # ten minutes.
@@ -21,8 +21,8 @@ model = "smollm2-135m"
 # %% [markdown]
 # ## Is this machine ready?
 #
-# `doctor()` looks at everything that the course needs: Python, PyTorch, the widgets, the model, memory. A line with a fault
-# says what to do about it on *this* host.
+# `doctor()` looks at everything that the course needs: Python, PyTorch, the widgets, the model, memory. A line with
+# a fault says what to do about it on *this* host.
 
 # %%
 from cbserve import LLM, SamplingParams, check, doctor, hint, ledger, timeline
@@ -32,8 +32,9 @@ doctor()
 # %% [markdown]
 # ## A real model
 #
-# The course serves SmolLM2-135M-Instruct, a small chat model with open weights (Apache-2.0). It is small enough for a laptop
-# and real enough to show every effect that a large model shows. The next cell loads it; the first time it is fetched, about
+# The course serves SmolLM2-135M-Instruct, a small chat model with open weights (Apache-2.0). It is small enough for
+# a laptop and real enough to show every effect that a large model shows. The next cell loads it; the first time it
+# is fetched, about
 # 100 MB.
 
 # %%
@@ -48,12 +49,13 @@ print()
 print(answer.usage, "finish reason:", answer.outputs[0].finish_reason)
 
 # %% [markdown]
-# The answer is a value with a shape you will meet again in vLLM: `outputs[0].text`, `token_ids`, `finish_reason`, `usage`.
+# The answer is a value with a shape you will meet again in vLLM: `outputs[0].text`, `token_ids`, `finish_reason`,
+# `usage`.
 #
 # ## Four at once
 #
-# Now four people ask. The engine gives each a *slot* and computes one token for all of them in one pass through the model,
-# again and again. Such a pass is a *step*, or an iteration.
+# Now four people ask. The engine gives each a *slot* and computes one token for all of them in one pass through the
+# model, again and again. Such a pass is a *step*, or an iteration.
 
 # %%
 questions = [
@@ -68,21 +70,22 @@ for text, answer in zip(questions, answers, strict=True):
     print(f"{answer.usage.completion_tokens:3d} tokens | {text}")
 
 # %% [markdown]
-# Every step of that run was written down. A picture in this course is drawn from such a *trace*, never by hand. One row is
-# one slot, time runs to the right, and each bar is one request: the dark part is its *prefill* (the prompt is read), the rest
-# its *decode* (the answer is written, one token a step).
+# Every step of that run was written down. A picture in this course is drawn from such a *trace*, never by hand. One
+# row is one slot, time runs to the right, and each bar is one request: the dark part is its *prefill* (the prompt is
+# read), the rest its *decode* (the answer is written, one token a step).
 
 # %%
 timeline(llm.trace)
 
 # %% [markdown]
-# Look at the right edge. The answers do not end together. What should the engine do with a slot whose answer is complete?
-# Chapter 1 shows the old way and counts what it costs. Chapter 2 shows the way that every serving engine works today.
+# Look at the right edge. The answers do not end together. What should the engine do with a slot whose answer is
+# complete? Chapter 1 shows the old way and counts what it costs. Chapter 2 shows the way that every serving engine
+# works today.
 #
 # ## How the course talks back
 #
-# **A check** tells you whether your answer is right and, if not, which rule it breaks. Here is the smallest exercise of the
-# course: three requests need 10, 100 and 500 tokens. How many useful tokens is that in all?
+# **A check** tells you whether your answer is right and, if not, which rule it breaks. Here is the smallest exercise
+# of the course: three requests need 10, 100 and 500 tokens. How many useful tokens is that in all?
 
 # %%
 check("start.ex1", 610)
@@ -96,9 +99,9 @@ check("start.ex1", 610)
 hint("start.ex1", 1)
 
 # %% [markdown]
-# **A claim card** holds one statement of the lecture, how it is tested, and a verdict that is computed from *your* numbers.
-# The **ledger** collects the cards. It is nearly empty now; at the end of the course it holds every claim with your machine's
-# evidence.
+# **A claim card** holds one statement of the lecture, how it is tested, and a verdict that is computed from *your*
+# numbers. The **ledger** collects the cards. It is nearly empty now; at the end of the course it holds every claim
+# with your machine's evidence.
 
 # %%
 ledger()
@@ -113,11 +116,11 @@ ledger()
 # | 2 | [Continuous batching](02_continuous_batching.ipynb) | refill a slot in each iteration, find the limits of the gain |
 # | | [Lab 2](../labs/lab2_continuous_batching.ipynb) | write two duties of the scheduler; the engine runs them |
 #
-# `make lab` puts your own copies of the labs into the folder `work/`; work there. `cbserve lab reset lab1.ex1` brings one
-# exercise back to its start.
+# `make lab` puts your own copies of the labs into the folder `work/`; work there. `cbserve lab reset lab1.ex1`
+# brings one exercise back to its start.
 #
-# You need Python, and you should have seen a transformer from the inside once. You do not need a GPU: every exercise can be
-# solved on a CPU. Where a cell says *measured here*, the number comes from your machine. Where it says *simulated*, the same
-# scheduler ran against a clock that ticks once a step.
+# You need Python, and you should have seen a transformer from the inside once. You do not need a GPU: every exercise
+# can be solved on a CPU. Where a cell says *measured here*, the number comes from your machine. Where it says
+# *simulated*, the same scheduler ran against a clock that ticks once a step.
 #
 # **Next:** [Static batching: a slot that waits](01_static_waste.ipynb)

@@ -3,12 +3,12 @@
 #
 # {{badges}}
 #
-# A batch that waits for its slowest member throws away most of what it computes. In this chapter you see it happen on a real
-# engine, find the formula, and test what the lecture says about it.
+# A batch that waits for its slowest member throws away most of what it computes. In this chapter you see it happen
+# on a real engine, find the formula, and test what the lecture says about it.
 #
-# Three people ask at the same moment. One needs a sentence, one a paragraph, one an essay: 10, 100 and 500 tokens. The GPU
-# answers all three together, one token each in every step. After step 10 the first answer is complete. Its seat in the batch
-# stays taken until the essay is done.
+# Three people ask at the same moment. One needs a sentence, one a paragraph, one an essay: 10, 100 and 500 tokens.
+# The GPU answers all three together, one token each in every step. After step 10 the first answer is complete. Its
+# seat in the batch stays taken until the essay is done.
 
 # %%
 # {{colab}}
@@ -37,8 +37,8 @@ trace = serve([10, 100, 500], StaticBatching(batch_size=3))
 timeline(trace)
 
 # %% [markdown]
-# The hatched steps were computed and thrown away. You paid for 3 x 500 = 1,500 seat-steps and used 10 + 100 + 500 = 610 of
-# them. The word for a seat is *slot*. The share of slots that gave a useful token, over the whole run, is the
+# The hatched steps were computed and thrown away. You paid for 3 x 500 = 1,500 seat-steps and used 10 + 100 + 500 =
+# 610 of them. The word for a seat is *slot*. The share of slots that gave a useful token, over the whole run, is the
 # *slot utilisation*:
 
 # %%
@@ -52,12 +52,13 @@ print(f"slot utilisation: {slot_utilisation(trace):.2%} in {len(trace.steps)} st
 # - Predict it from the batch size and the way in which lengths are distributed.
 # - Test the lecture's "20 to 40 %" on lengths from a real service.
 #
-# You need Python and a rough idea of how a transformer generates text. Reading and running takes about an hour; after that,
-# [lab 1](../labs/lab1_static_waste.ipynb) lets you write the arithmetic yourself.
+# You need Python and a rough idea of how a transformer generates text. Reading and running takes about an hour;
+# after that, [lab 1](../labs/lab1_static_waste.ipynb) lets you write the arithmetic yourself.
 #
 # ## Nobody knows how long an answer is
 #
-# An image classifier does the same work for each image. You can put 32 images into a batch, and 32 results come out together.
+# An image classifier does the same work for each image. You can put 32 images into a batch, and 32 results come out
+# together.
 #
 # A language model writes one token in each pass. How many passes a request needs is known only when the model emits its
 # *end-of-sequence* token. Ask the real model four questions and count.
@@ -74,15 +75,16 @@ for question, answer in zip(questions, answers, strict=True):
 
 # %% [markdown]
 # The engine served these four as one *static batch*: it took the four that were waiting, ran them until the longest was
-# complete, and admitted nobody meanwhile. Each answer was given out at its own end, which is why the times differ. The slots
-# were not.
+# complete, and admitted nobody meanwhile. Each answer was given out at its own end, which is why the times differ.
+# The slots were not.
 
 # %%
 timeline(llm.trace)
 
 # %% [markdown]
-# A hatched row is no decoration. This engine really computes it: the row of a finished request stays in the forward pass and
-# its last token is computed again, with all layers, in each step until the batch ends. Its memory stays taken too.
+# A hatched row is no decoration. This engine really computes it: the row of a finished request stays in the forward
+# pass and its last token is computed again, with all layers, in each step until the batch ends. Its memory stays
+# taken too.
 #
 # In the trace such rows are called `padding`. Count them:
 
@@ -100,14 +102,15 @@ print(f"padding: {rows['padding'] / sum(rows.values()):.1%} of all rows that wer
 #
 # $$\text{utilisation} = \frac{\sum_i T_i}{B \cdot \max_i T_i}, \qquad \text{waste} = 1 - \text{utilisation}.$$
 #
-# Said aloud: *the tokens that somebody wanted, over the slots times the steps of the longest*. For 10, 100 and 500 that is
+# Said aloud: *the tokens that somebody wanted, over the slots times the steps of the longest*. For 10, 100 and 500
+# that is
 # 610 / (3 x 500) = 40.7 %. It is the same as the mean answer over the longest answer.
 #
-# With several batches, add before you divide: all useful tokens over all slot-steps. The mean of the batches' percentages is
-# a different number, because a long batch counts more.
+# With several batches, add before you divide: all useful tokens over all slot-steps. The mean of the batches'
+# percentages is a different number, because a long batch counts more.
 #
-# Now ask the engine instead of the formula. The model below is tiny and random, so that 500 real steps take a second or two,
-# but scheduler, KV cache and forward pass are the real ones.
+# Now ask the engine instead of the formula. The model below is tiny and random, so that 500 real steps take a second
+# or two, but scheduler, KV cache and forward pass are the real ones.
 
 # %%
 tiny = LLM("tiny", device=device, batching=StaticBatching(batch_size=3), verbose=False)
@@ -120,8 +123,9 @@ claim("static-40.7", utilisation=slot_utilisation(measured))
 # %% [markdown]
 # ## Real answers
 #
-# Three lengths prove little. What do people ask for? Microsoft published the lengths of 19,366 chat requests and 8,819 code
-# completions that one of its services answered in November 2023. The course carries their quantiles as a table.
+# Three lengths prove little. What do people ask for? Microsoft published the lengths of 19,366 chat requests and
+# 8,819 code completions that one of its services answered in November 2023. The course carries their quantiles as a
+# table.
 
 # %%
 from cbserve import azure, table
@@ -135,11 +139,11 @@ table(
 )
 
 # %% [markdown]
-# Half of the code completions have at most 13 tokens, and the longest has 1,899. Such lengths are *long-tailed*: most are
-# short, a few are very long, and those few decide when a batch ends.
+# Half of the code completions have at most 13 tokens, and the longest has 1,899. Such lengths are *long-tailed*:
+# most are short, a few are very long, and those few decide when a batch ends.
 #
-# From the table you can draw as many lengths as you like. The curve is the textbook's choice, an exponential distribution
-# with the same mean.
+# From the table you can draw as many lengths as you like. The curve is the textbook's choice, an exponential
+# distribution with the same mean.
 
 # %%
 import math
@@ -162,12 +166,13 @@ histogram(
 )
 
 # %% [markdown]
-# Chat answers are no exponential distribution: there is a second hump near 400 tokens, and nothing beyond 1,000, because the
-# service cut longer answers off. Keep the exponential in mind all the same. It has a formula.
+# Chat answers are no exponential distribution: there is a second hump near 400 tokens, and nothing beyond 1,000,
+# because the service cut longer answers off. Keep the exponential in mind all the same. It has a formula.
 #
 # ## Larger batches wait longer
 #
-# **Predict, then run.** You serve these chat answers in static batches. What happens to the slot utilisation when you go from
+# **Predict, then run.** You serve these chat answers in static batches. What happens to the slot utilisation when
+# you go from
 # 8 slots to 64?
 #
 # | your guess | why someone would say that |
@@ -199,8 +204,8 @@ lines(
 )
 
 # %% [markdown]
-# It falls, and for code it falls to a few percent. Equal answers waste nothing, whatever the batch size. So the waste is a
-# property of the lengths *and* of the batch size, never of one alone.
+# It falls, and for code it falls to a few percent. Equal answers waste nothing, whatever the batch size. So the
+# waste is a property of the lengths *and* of the batch size, never of one alone.
 #
 # For exponential lengths there is an exact value. The longest of $B$ of them is on average $H_B = 1 + \frac12 + \dots +
 # \frac1B$ times the mean, so
@@ -223,8 +228,8 @@ table(
 # ## Does the lecture tell the truth?
 #
 # The lecture says: *output lengths are heavy-tailed, so utilisation is often 20 to 40 %*, and in its summary: *static
-# batching wastes 40 to 80 %*. The formula is one way to test that. The other is the scheduler itself: hand it the lengths and
-# read the trace.
+# batching wastes 40 to 80 %*. The formula is one way to test that. The other is the scheduler itself: hand it the
+# lengths and read the trace.
 
 # %%
 num_served = 256 if size == "small" else 2048
@@ -245,11 +250,11 @@ claim(
 )
 
 # %% [markdown]
-# Read the two verdicts: the card names the batch sizes for which your numbers lie in the lecture's band. A small batch uses
-# more of its slots than the lecture says.
+# Read the two verdicts: the card names the batch sizes for which your numbers lie in the lecture's band. A small
+# batch uses more of its slots than the lecture says.
 #
-# You drew lengths independently. The 19,366 chat requests in their own order give 48.3, 42.8, 38.4 and 34.4 % for the same
-# four sizes (counted from the trace): a little more, because neighbours in a real queue resemble each other.
+# You drew lengths independently. The 19,366 chat requests in their own order give 48.3, 42.8, 38.4 and 34.4 % for
+# the same four sizes (counted from the trace): a little more, because neighbours in a real queue resemble each other.
 #
 # Is a run on a script the same as a run on the engine? Serve a few of these answers for real and compare.
 
@@ -262,13 +267,13 @@ print(f"scheduler  {slot_utilisation(serve(few, StaticBatching(8))):.4f} (simula
 print(f"engine     {slot_utilisation(real):.4f} (measured here)")
 
 # %% [markdown]
-# Three ways, one number. That is no luck: there is one scheduler in this course. The simulation and the engine run the same
-# object; only what happens inside a step differs.
+# Three ways, one number. That is no luck: there is one scheduler in this course. The simulation and the engine run
+# the same object; only what happens inside a step differs.
 #
 # ## Your own lengths
 #
-# Write the lengths of answers that you expect in your own application, and run the cell. Then move the sliders: how small
-# must a batch be before you would accept its waste?
+# Write the lengths of answers that you expect in your own application, and run the cell. Then move the sliders: how
+# small must a batch be before you would accept its waste?
 
 # %%
 my_lengths = [12, 40, 7, 95, 30, 18, 60, 22, 150, 9, 33, 48]
@@ -284,8 +289,8 @@ timeline_explorer(my_lengths, batch_size=4, show="static")
 # %% [markdown]
 # ## What a wasted slot costs
 #
-# A slot that computes nothing useful sounds free: the other slots need the step anyway. Is it? Measure how long a step takes
-# with 1, 2, 4 and 8 rows.
+# A slot that computes nothing useful sounds free: the other slots need the step anyway. Is it? Measure how long a
+# step takes with 1, 2, 4 and 8 rows.
 
 # %%
 from cbserve import measure_step_times
@@ -305,12 +310,12 @@ print(f"8 rows take {milliseconds[-1] / milliseconds[0]:.1f} times as long as 1 
 
 # %% [markdown]
 # A step with eight rows does not take eight times as long, because the weights are read once for all rows. On a GPU the
-# difference is larger still. So the wasted row costs little *time*. What it costs is the token that another request could have
-# got in that slot, at almost no extra price. This is why an engine wants every slot full, and why a waiting queue beside a
-# hatched slot hurts.
+# difference is larger still. So the wasted row costs little *time*. What it costs is the token that another request
+# could have got in that slot, at almost no extra price. This is why an engine wants every slot full, and why a
+# waiting queue beside a hatched slot hurts.
 #
-# Two things are easily mixed up here. *Slot utilisation* counts useful rows. A tool such as `nvidia-smi` shows 100 % when a
-# kernel runs all the time, even if every row is padding.
+# Two things are easily mixed up here. *Slot utilisation* counts useful rows. A tool such as `nvidia-smi` shows 100 %
+# when a kernel runs all the time, even if every row is padding.
 #
 # ## Can sorting save it?
 #
@@ -330,16 +335,18 @@ bars(
 )
 
 # %% [markdown]
-# Two things stand in the way. You would have to know each length before the model has written it; in the Azure traces the
-# length of the prompt says almost nothing about it (correlation of the logarithms 0.09 for chat, 0.00 for code). And somebody
-# must wait until enough similar requests have come. Offline jobs with known lengths do sort. A chat server cannot.
+# Two things stand in the way. You would have to know each length before the model has written it; in the Azure
+# traces the length of the prompt says almost nothing about it (correlation of the logarithms 0.09 for chat, 0.00 for
+# code). And somebody must wait until enough similar requests have come. Offline jobs with known lengths do sort. A
+# chat server cannot.
 #
 # ## Limits of this chapter
 #
-# - Prompts are *packed* here: a batch computes exactly the prompt tokens it has. Simple servers pad each prompt to the longest
-#   one and waste a part of the prefill as well; in Hugging Face transformers, for example, `generate` on a list pads.
-# - This engine reserves memory for the longest answer of each request, as static servers do. A small memory therefore makes
-#   small batches. Chapter 3 is about that.
+# - Prompts are *packed* here: a batch computes exactly the prompt tokens it has. Simple servers pad each prompt to
+# the longest one and waste a part of the prefill as well; in Hugging Face transformers, for example, `generate` on a
+# list pads.
+# - This engine reserves memory for the longest answer of each request, as static servers do. A small memory
+# therefore makes small batches. Chapter 3 is about that.
 # - Slots are not seconds. A long prompt makes one step much longer than another; chapter 2 goes from steps to time.
 #
 # ## Take-aways
@@ -347,33 +354,33 @@ bars(
 # - Static batching keeps a slot until the longest answer of its batch is complete.
 # - Utilisation is mean over maximum: sum of $T_i$ over $B \cdot \max T_i$.
 # - Exponential lengths give $1/H_B$; real chat lengths give somewhat more, code far less; equal lengths give 100 %.
-# - "20 to 40 %" is true of large batches on chat traffic, and too kind to code completion. It is a statement about slots, not
-#   about how busy the GPU looks.
+# - "20 to 40 %" is true of large batches on chat traffic, and too kind to code completion. It is a statement about
+# slots, not about how busy the GPU looks.
 #
 # ## Decide
 #
-# **1.** Your service summarises documents: all answers have 120 to 130 tokens. A colleague wants to replace static batching
-# because "it wastes 60 %". What do you tell them?
+# **1.** Your service summarises documents: all answers have 120 to 130 tokens. A colleague wants to replace static
+# batching because "it wastes 60 %". What do you tell them?
 #
 # <details><summary>one answer</summary>
-# Mean over maximum is at least 120 / 130 = 92 %. The waste is under 8 % whatever the batch size. Arrivals that must wait for
-# the next batch may still be a good reason.
+# Mean over maximum is at least 120 / 130 = 92 %. The waste is under 8 % whatever the batch size. Arrivals that must
+# wait for the next batch may still be a good reason.
 # </details>
 #
-# **2.** You serve code completions in batches of 16 and may change one thing: batches of 4, or a cap of 250 tokens on an
-# answer. Which helps slot utilisation more? Test it with `static_utilisation` and `code_lengths`.
+# **2.** You serve code completions in batches of 16 and may change one thing: batches of 4, or a cap of 250 tokens
+# on an answer. Which helps slot utilisation more? Test it with `static_utilisation` and `code_lengths`.
 #
 # <details><summary>one way</summary>
-# `static_utilisation(code_lengths, 4)` beside `static_utilisation([min(t, 250) for t in code_lengths], 16)`. Then ask which
-# of the two your users would notice.
+# `static_utilisation(code_lengths, 4)` beside `static_utilisation([min(t, 250) for t in code_lengths], 16)`. Then
+# ask which of the two your users would notice.
 # </details>
 #
-# **3.** The dashboard of a static server shows 100 % GPU utilisation and 25 % slot utilisation. Requests queue. Do you buy
-# a second GPU?
+# **3.** The dashboard of a static server shows 100 % GPU utilisation and 25 % slot utilisation. Requests queue. Do
+# you buy a second GPU?
 #
 # <details><summary>one answer</summary>
-# Not yet. Three of four rows are thrown away. Refilling slots in each step, the subject of chapter 2, can serve up to four
-# times as many requests on the GPU that you have.
+# Not yet. Three of four rows are thrown away. Refilling slots in each step, the subject of chapter 2, can serve up
+# to four times as many requests on the GPU that you have.
 # </details>
 #
 # ## Your ledger
@@ -384,11 +391,11 @@ ledger()
 # %% [markdown]
 # ## Links
 #
-# - Yu et al. 2022, *Orca: A Distributed Serving System for Transformer-Based Generative Models* (OSDI): names the problem and
-#   the cure. <https://www.usenix.org/conference/osdi22/presentation/yu>
+# - Yu et al. 2022, *Orca: A Distributed Serving System for Transformer-Based Generative Models* (OSDI): names the
+# problem and the cure. <https://www.usenix.org/conference/osdi22/presentation/yu>
 # - Patel et al. 2024, *Splitwise* (ISCA): the paper behind the traces. <https://arxiv.org/abs/2311.18677>
 # - The traces: <https://github.com/Azure/AzurePublicDataset>
-# - Daniel et al. 2023, *How continuous batching enables 23x throughput in LLM inference*: static batching against the rest.
-#   <https://www.anyscale.com/blog/continuous-batching-llm-inference>
+# - Daniel et al. 2023, *How continuous batching enables 23x throughput in LLM inference*: static batching against
+# the rest. <https://www.anyscale.com/blog/continuous-batching-llm-inference>
 #
 # **Next:** [Lab 1](../labs/lab1_static_waste.ipynb), then [Continuous batching](02_continuous_batching.ipynb)

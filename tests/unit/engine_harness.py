@@ -68,14 +68,17 @@ def make_engine(lengths: dict[str, int] | None = None, **kwargs) -> Engine:
 
 
 class GhostCache:
-    """A KV cache that holds, at each place, the tokens up to there: what K and V depend on. It carries out a plan's copies
+    """A KV cache that holds, at each place, the tokens up to there: what K and V depend on. It carries out a plan's
+    copies
     in the order that executors keep to, and finds any row whose context is not its own."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         kv = scheduler.kv
         self.scheduler, self.size = scheduler, kv.block_size
         self.device: list[list[object]] = [[None] * self.size for _ in range(kv.pool.num_blocks)]
-        self.host: list[list[object]] = [[None] * self.size for _ in range(kv.host_pool.num_blocks if kv.host_pool else 0)]
+        self.host: list[list[object]] = [
+            [None] * self.size for _ in range(kv.host_pool.num_blocks if kv.host_pool else 0)
+        ]
 
     def run(self, plan: StepPlan) -> None:
         for source, target in plan.swap_outs:

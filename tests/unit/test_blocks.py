@@ -129,7 +129,8 @@ def test_a_block_comes_only_when_a_token_needs_it():
 
 @pytest.mark.parametrize("prompt", [6, 8])
 def test_samples_share_the_prompts_blocks_and_copy_on_the_first_write(prompt):
-    """Block size 4: a prompt of 6 leaves a half full block that all but the last writer must copy; one of 8 leaves none."""
+    """Block size 4: a prompt of 6 leaves a half full block that all but the last writer must copy; one of 8 leaves
+    none."""
     scheduler = make_scheduler(block_size=4)
     parent = add(scheduler, "A", prompt, max_tokens=3, n=3)
     _, update = step(scheduler)

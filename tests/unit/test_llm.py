@@ -44,7 +44,8 @@ def test_outputs_are_in_the_order_of_prompts_with_usage_and_times(tiny):
 BAD_PROMPTS = {
     "none": (None, "NoneType"), "bytes": (b"x", "bytes"), "empty": ([], "no tokens"), "text empty": ("", "no tokens"),
     "id too large": ([1, 999_999], "999999"), "negative id": ([-1], "-1"), "float id": ([1, 1.5], "1.5"),
-    "too long": ([5] * 5000, "5000"), "lone surrogate": ("a\ud800", "Unicode"), "bad message": ([{"role": "user"}], "content"),
+    "too long": ([5] * 5000, "5000"), "lone surrogate": ("a\ud800", "Unicode"),
+    "bad message": ([{"role": "user"}], "content"),
 }  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def test_one_bad_prompt_fails_alone_and_says_why(tiny, case):
 
 
 BAD_ARGUMENTS = {
-    "block_size": 0, "num_blocks": -1, "kv_cache_bytes": 10, "max_model_len": 10**9, "max_num_seqs": 0, "dtype": "float8",
+    "block_size": 0, "num_blocks": -1, "kv_cache_bytes": 10, "max_model_len": 10**9, "max_num_seqs": 0,
+    "dtype": "float8",
     "device": "tpu", "max_num_batched_tokens": 0,
 }  # fmt: skip
 

@@ -34,7 +34,11 @@ WAYS = {
     "preempted": {"num_blocks": 18},
     "preempted and chunked": {"num_blocks": 18, "batching": ContinuousBatching(max_num_batched_tokens=7)},
     "swapped": {"num_blocks": 18, "preemption": "swap"},
-    "swapped and chunked": {"num_blocks": 18, "preemption": "swap", "batching": ContinuousBatching(max_num_batched_tokens=7)},
+    "swapped and chunked": {
+        "num_blocks": 18,
+        "preemption": "swap",
+        "batching": ContinuousBatching(max_num_batched_tokens=7),
+    },
     "swap or recompute": {"num_blocks": 18, "preemption": "auto"},
     "little swap space": {"num_blocks": 18, "preemption": "swap", "swap_space_bytes": 60_000},
     "prefix cache": {"enable_prefix_caching": True, "batching": ContinuousBatching(max_num_batched_tokens=33)},
@@ -88,17 +92,27 @@ def test_displaced_by_a_premium_request_it_still_says_the_same():
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "preemption"), [(None, "recompute"), (20, "recompute"), (20, "swap")], ids=["roomy", "preempted", "swapped"]
+    ("num_blocks", "preemption"),
+    [(None, "recompute"), (20, "recompute"), (20, "swap")],
+    ids=["roomy", "preempted", "swapped"],
 )
 def test_samples_of_one_prompt_equal_the_same_samples_in_other_company(num_blocks, preemption):
-    """n = 3 forks after the prefill and copies on write; each sample's stream depends on seed, sample and position only."""
+    """n = 3 forks after the prefill and copies on write; each sample's stream depends on seed, sample and position
+    only."""
     params = SamplingParams(max_tokens=50, temperature=1.0, seed=5, ignore_eos=True, n=3)
     roomy = LLM("tiny", verbose=False).generate([PROMPTS[1]], params, use_tqdm=False)[0]
     samples = [completion.token_ids for completion in roomy.outputs]
     assert len({tuple(sample) for sample in samples}) == 3, "the samples are copies of each other"
     single = LLM("tiny", verbose=False).generate([PROMPTS[1]], SamplingParams(max_tokens=50, seed=5, ignore_eos=True))
     assert single[0].outputs[0].token_ids == samples[0]
-    llm = LLM("tiny", verbose=False, debug=True, num_blocks=num_blocks, preemption=preemption, batching=ContinuousBatching(max_num_batched_tokens=16))
+    llm = LLM(
+        "tiny",
+        verbose=False,
+        debug=True,
+        num_blocks=num_blocks,
+        preemption=preemption,
+        batching=ContinuousBatching(max_num_batched_tokens=16),
+    )
     others = [params, params, SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)]
     outputs = llm.generate([PROMPTS[1], PROMPTS[4], PROMPTS[3]], others, use_tqdm=False)
     assert [completion.token_ids for completion in outputs[0].outputs] == samples

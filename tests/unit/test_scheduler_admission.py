@@ -86,7 +86,10 @@ def test_what_can_never_fit_is_refused_when_added_and_only_that(case):
     engine.add_request(Request("never", range(prompt), SamplingParams(max_tokens=max_tokens)))
     outputs = {output.request_id: output for output in engine.run()}
     refused = outputs["never"]
-    assert engine.scheduler.limits.refuses(Request("again", range(prompt), SamplingParams(max_tokens=max_tokens))).code == code
+    assert (
+        engine.scheduler.limits.refuses(Request("again", range(prompt), SamplingParams(max_tokens=max_tokens))).code
+        == code
+    )
     assert refused.outputs[0].finish_reason == FinishReason.ERROR
     assert refused.outputs[0].token_ids == []
     if case != "empty":

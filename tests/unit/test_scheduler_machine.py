@@ -161,7 +161,11 @@ def test_twenty_thousand_random_steps():
         for _ in range(1000):
             while rng.random() < 0.3:
                 machine.arrive(
-                    rng.randint(1, 20), rng.randint(1, 15), rng.randint(0, 2), rng.choice([1, 1, 1, 2, 3]), False,
+                    rng.randint(1, 20),
+                    rng.randint(1, 15),
+                    rng.randint(0, 2),
+                    rng.choice([1, 1, 1, 2, 3]),
+                    False,
                     rng.randint(0, 1),
                 )
             if rng.random() < 0.05 and machine.scheduler.requests:

@@ -177,7 +177,7 @@ class VictimOutside(Scheduler):
 WRONG_DUTIES = {
     RetiresNobody: "never retired",
     RetiresEverybody: "not finished",
-    AdmitsWithoutRoom: "no room: needs 1 slots, 0 of 2 free",
+    AdmitsWithoutRoom: "no room: needs 1 slot, 0 of 2 free",
     AdmitsNobody: "names nobody",
     AdmitsARunningOne: "not waiting",
     VictimOutside: "does not run",

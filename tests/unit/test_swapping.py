@@ -41,7 +41,9 @@ def test_a_victim_goes_out_gives_its_blocks_back_and_comes_in_at_other_ids():
     plan = run(scheduler, cache)
     assert [len(row.token_ids) for row in plan.rows] == [1], "nothing is computed again"
     assert not plan.rows[0].is_prefill
-    assert [target for _, target in plan.swap_ins] != old, "it came back to the same ids by luck: the test shows nothing"
+    assert [target for _, target in plan.swap_ins] != old, (
+        "it came back to the same ids by luck: the test shows nothing"
+    )
     assert scheduler.kv.host_pool.num_used == 0
 
 
@@ -64,7 +66,8 @@ def test_hazard_one_a_request_that_is_not_resident_is_not_swapped():
 
 
 def test_hazard_two_a_host_block_that_is_still_read_is_not_written():
-    """One step brings a sequence in and then swaps another out; outs are carried out first, so they need other blocks."""
+    """One step brings a sequence in and then swaps another out; outs are carried out first, so they need other
+    blocks."""
     scheduler, cache = swapping(policy=Priority(displace=True), num_blocks=6, num_host_blocks=4, block_size=4)
     top = add(scheduler, "top", 8, max_tokens=9, priority=0)
     middle = add(scheduler, "middle", 6, max_tokens=9, priority=1)
@@ -166,7 +169,9 @@ def test_an_unknown_mode_is_refused():
 
 def test_mid_prefill_progress_survives_a_swap():
     scheduler, cache = swapping(
-        batching=ContinuousBatching(max_num_batched_tokens=33, max_num_seqs=4), policy=Priority(displace=True), num_blocks=8
+        batching=ContinuousBatching(max_num_batched_tokens=33, max_num_seqs=4),
+        policy=Priority(displace=True),
+        num_blocks=8,
     )
     long = add(scheduler, "long", 100, max_tokens=2, priority=1)
     run(scheduler, cache)

@@ -39,7 +39,7 @@ def all_exercises() -> list[Exercise]:
     """Every exercise of the course, lab by lab, in the order of the labs' modules."""
     for lab in _modules():
         _load(lab)
-    return list(_loaded.values())
+    return sorted(_loaded.values(), key=lambda exercise: exercise.id.split(".")[0])
 
 
 def ids_of(lab: str) -> list[str]:

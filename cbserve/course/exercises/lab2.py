@@ -152,9 +152,9 @@ def _admit_cases(seed: int) -> list[Case]:
 def _diagnose_admit(args: Case, value: Any, expected: Any) -> str:
     (setting,), stopped = args, value["stopped"]
     if "has no room" in stopped:
-        if "slots" in stopped:
+        if "slot" in stopped:
             return "a sequence was admitted without a free slot: look at self.free_slots before each one"
-        if "blocks" in stopped:
+        if "block" in stopped:
             return "a sequence was admitted without blocks for its tokens of this step: compare blocks needed and free"
         return "a sequence was admitted when the step's token budget was used up: num_new_tokens(seq, step) is 0 then"
     if "not waiting" in stopped:
