@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from cbserve.clock import Clock, RealClock
@@ -22,6 +23,7 @@ from cbserve.core.trace import (
     Finished,
     Forked,
     Left,
+    PagesEvent,
     Preempted,
     Refused,
     StepEvent,
@@ -34,7 +36,8 @@ logger = logging.getLogger("cbserve")
 
 
 class interrupts_held_back:  # noqa: N801  (a context manager, called like a function)
-    """Ctrl-C waits until the books are in order: a KeyboardInterrupt within would leave a block or a slot with nobody."""
+    """Ctrl-C waits until the books are in order: a KeyboardInterrupt within would leave a block or a slot with
+    nobody."""
 
     def __enter__(self) -> None:
         self._caught: tuple[Any, ...] | None = None
@@ -109,6 +112,8 @@ class Engine:
         self._last_blocked: tuple[int, str] | None = None
         self._warned_of_preemption = False
         self._step_offset: int | None = None
+        self._known_lengths: dict[int, int] = {}  # seq_id -> entries of its block table that the trace has
+        self._knows_cache = not scheduler.kv.enable_prefix_caching  # blocks that earlier runs left in the prefix cache
         return self.trace
 
     # ---- requests -----------------------------------------------------------------------------------------------
@@ -204,6 +209,7 @@ class Engine:
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
             self._record_decisions(plan, start)
+            self._record_pages(plan, start)
             if not plan.rows:
                 return self._nothing_to_run(plan)
         result = self.executor.execute(plan)
@@ -275,18 +281,31 @@ class Engine:
             reason = str(p.reason)
             self.trace.emit(
                 Preempted(
-                    now, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.how, p.num_computed_tokens, p.num_blocks
+                    now,
+                    step,
+                    p.request_id,
+                    p.seq_id,
+                    p.slot,
+                    p.cause,
+                    reason,
+                    p.how,
+                    p.num_computed_tokens,
+                    p.num_blocks,
                 )
             )
             if not self._warned_of_preemption:
                 self._warned_of_preemption = True
                 logger.warning(
-                    "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are in the "
-                    "trace; a larger pool or fewer slots avoid them.",
+                    "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
+                    "in the trace; a larger pool or fewer slots avoid them.",
                     p.request_id, p.cause.replace("_", " "), reason, p.num_computed_tokens,
                 )  # fmt: skip
         for a in plan.admissions:
-            self.trace.emit(Admitted(now, step, a.request_id, a.seq_id, a.slot, a.resumed, a.num_cached_tokens, a.num_swapped_blocks))
+            self.trace.emit(
+                Admitted(
+                    now, step, a.request_id, a.seq_id, a.slot, a.resumed, a.num_cached_tokens, a.num_swapped_blocks
+                )
+            )
             builder = self._builders.get(a.request_id)
             if builder is not None and builder.times.admitted_s is None:
                 builder.times.admitted_s = now
@@ -296,6 +315,32 @@ class Engine:
                 reason = plan.blocked.reason
                 self.trace.emit(BlockedEvent(now, step, plan.blocked.request_id, key[0], key[1], str(reason)))
             self._last_blocked = key
+
+    def _record_pages(self, plan: StepPlan, now: float) -> None:
+        """What is new in the block tables. They are append-only, so their lengths and the copies tell it."""
+        known = self._known_lengths
+        released: list[int] = []
+        swapped: list[tuple[int, tuple[int, ...]]] = []
+        if plan.preemptions:
+            released = [p.seq_id for p in plan.preemptions if known.pop(p.seq_id, None) is not None]
+            pairs = iter(plan.swap_outs)
+            for p in plan.preemptions:
+                if p.num_swapped_blocks:
+                    swapped.append((p.seq_id, tuple(host for _, host in islice(pairs, p.num_swapped_blocks))))
+        copied = {target for _, target in plan.copies} if plan.copies else ()
+        grown: list[tuple[int, int, tuple[int, ...]]] = []
+        for row in plan.rows:
+            table, count = row.block_table, known.get(row.seq_id, 0)
+            if copied:
+                grown += [(row.seq_id, i, (table[i],)) for i in range(count) if table[i] in copied]
+            if len(table) != count:
+                grown.append((row.seq_id, count, tuple(table[count:])))
+                known[row.seq_id] = len(table)
+        findable = () if self._knows_cache else tuple(self.scheduler.kv.pool.findable())
+        self._knows_cache = True
+        if grown or released or swapped or plan.evicted or findable:
+            step, evicted = self._number(plan), tuple(plan.evicted)
+            self.trace.emit(PagesEvent(now, step, tuple(released), tuple(grown), tuple(swapped), evicted, findable))
 
     def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
         rows = tuple(
@@ -318,10 +363,13 @@ class Engine:
 
     def _record(self, changed: StepUpdate, step: int, partial: bool = True) -> list[RequestOutput]:
         now, touched = self.clock.now(), dict[str, OutputBuilder]()
+        if changed.published:
+            self.trace.emit(PagesEvent(now, step, findable=tuple(changed.published)))
         for parent, child in changed.forked:
             builder = self._builders[child.request.request_id]
             builder.samples[child.sample_index] = child
             slot = child.slot if child.slot is not None else -1
+            self._known_lengths[child.seq_id] = self._known_lengths.get(parent.seq_id, 0)
             self.trace.emit(
                 Forked(now, step, child.request.request_id, child.seq_id, parent.seq_id, child.sample_index, slot)
             )
@@ -342,6 +390,7 @@ class Engine:
                 )
             )
         for seq, slot in changed.left:
+            self._known_lengths.pop(seq.seq_id, None)
             self.trace.emit(Left(now, step, seq.request.request_id, seq.seq_id, slot))
         outputs = []
         for request_id, builder in touched.items():

@@ -2,16 +2,16 @@
 
 | event | fields | when |
 |---|---|---|
-| `arrived` | time_s, request_id, num_prompt_tokens, max_tokens, priority, client_id, num_samples | a request is queued |
+| `arrived` | time_s, request_id, num_prompt_tokens, max_tokens, priority, client_id, num_samples | it is queued |
 | `refused` | time_s, request_id, reason | a request can never be served |
 | `admitted` | time_s, step, request_id, seq_id, slot, resumed, num_cached_tokens, num_swapped_blocks | it gets a slot |
-| `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted (once for each new reason) |
-| `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | it yields |
-| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, num_swaps | \
-one iteration was computed |
+| `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted; once a reason |
+| `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | yields |
+| `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables changed, or a step made blocks findable |
+| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, num_swaps | done |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
-| `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static batching: later than `finished`) |
+| `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static: after `finished`) |
 
 Times are seconds on the engine's clock. A `step` of n means: the n-th iteration. A step's tokens are known at `end_s`.
 """
@@ -111,6 +111,25 @@ class Preempted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PagesEvent(Event):
+    """What is new in the block tables; `core.pages` folds it, with `forked` and `left`, to the state of every block.
+
+    An entry of `grown` is (seq_id, index of the first block, blocks). An index within the table replaces a block: it was
+    copied on write. A block that is findable and not evicted is shared, not written. A sequence that was swapped out and
+    grows again comes back from the host.
+    """
+
+    type: ClassVar[str] = "pages"
+    time_s: float
+    step: int
+    released: tuple[int, ...] = ()  # preempted sequences that gave their tables back
+    grown: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    swapped_out: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq_id, host blocks)
+    evicted: tuple[int, ...] = ()  # free blocks whose content is lost
+    findable: tuple[int, ...] = ()  # blocks whose content can be found from now on
+
+
+@dataclass(frozen=True, slots=True)
 class StepEvent(Event):
     type: ClassVar[str] = "step"
     step: int
@@ -160,7 +179,8 @@ class Left(Event):
 
 
 EVENT_TYPES: dict[str, type[Event]] = {
-    cls.type: cls for cls in (Arrived, Refused, Admitted, BlockedEvent, Preempted, StepEvent, Forked, Finished, Left)
+    cls.type: cls
+    for cls in (Arrived, Refused, Admitted, BlockedEvent, Preempted, PagesEvent, StepEvent, Forked, Finished, Left)
 }
 
 
@@ -279,7 +299,8 @@ class Trace:
     __hash__ = None  # type: ignore[assignment]
 
     def difference(self, other: Trace, rel_tol: float = 1e-9) -> str | None:
-        """The first difference in words; None if all decisions are equal, in order, and times agree within `rel_tol`."""
+        """The first difference in words; None if all decisions are equal, in order, and times agree within
+        `rel_tol`."""
         for index, (mine, theirs) in enumerate(zip(self.events, other.events, strict=False)):
             if type(mine) is not type(theirs):
                 return f"event {index}: {mine} against {theirs}"
@@ -298,7 +319,14 @@ def _event_from(kind: str, record: dict[str, Any]) -> Event:
         raise ValueError(f"unknown event {kind!r}")
     if kind == StepEvent.type:
         record["rows"] = tuple(StepRow(*row) for row in record["rows"])
+    elif kind == PagesEvent.type:
+        record = {name: _tuples(value) for name, value in record.items()}
     return EVENT_TYPES[kind](**record)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON knows lists only."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _chrome_name(tid: int, name: str, what: str) -> dict[str, Any]:
