@@ -30,7 +30,7 @@ class Kernel:
     `triton.language`, among the globals of its module, and may call other kernels of that module.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._jitted: Any = None
         self.__doc__ = function.__doc__

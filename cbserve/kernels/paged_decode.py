@@ -211,7 +211,9 @@ def check_attention(
     check_tensor("k_cache", k_cache, (None, None, None, None))
     num_blocks, block_size, kv_heads, head_dim = k_cache.shape
     check_tensor("v_cache", v_cache, (num_blocks, block_size, kv_heads, head_dim), (k_cache.dtype,), k_cache.device)
-    check_tensor("q", q, (None, None, head_dim), (k_cache.dtype,), k_cache.device)
+    check_tensor("q", q, (None, None, head_dim), (k_cache.dtype,), k_cache.device, contiguous=False)
+    if q.stride(1) != head_dim and q.shape[1] > 1:
+        raise KernelError(f"the heads of q have stride {q.stride(1)}; they must lie side by side: use .contiguous()")
     check_tensor("block_tables", block_tables, (None, None), INDICES, k_cache.device, contiguous=False)
     check_tensor("context_lens", context_lens, (block_tables.shape[0],), INDICES, k_cache.device)
     check_no_bfloat16_dot(q)

@@ -44,7 +44,7 @@ class TritonPagedAttention:
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """One layer. q: [N, num_heads, head_dim]; caches and result as in `paged_attention.paged_attention`."""
-        decodes, out = self._decodes, torch.empty_like(q)
+        decodes, out = self._decodes, torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if decodes:
             tables, lens = self._decode_tables, self._decode_lens
             paged_decode_triton(q[:decodes], k_cache, v_cache, tables, lens, scale, out=out[:decodes])

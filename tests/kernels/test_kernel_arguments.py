@@ -46,7 +46,8 @@ def test_good_arguments_are_launched() -> None:
     [
         ({"q": torch.zeros(3, 6, 32)}, "q has shape [3, 6, 32]; it must be [any, any, 64]"),
         ({"q": torch.zeros(3, 6, 64, dtype=torch.float16)}, "q is torch.float16; it must be torch.float32"),
-        ({"q": torch.zeros(3, 64, 6).transpose(1, 2)}, "q is not contiguous"),
+        ({"q": torch.zeros(3, 64, 6).transpose(1, 2)}, "the last dimension of q has stride 6; it must be 1"),
+        ({"q": torch.zeros(6, 3, 64).transpose(0, 1)}, "the heads of q have stride 192; they must lie side by side"),
         ({"q": torch.zeros(3, 5, 64)}, "5 query heads on 2 KV heads"),
         ({"q": torch.zeros(3, 18, 64)}, "18 query heads on 2 KV heads"),
         ({"q": torch.zeros(2, 6, 64)}, "2 queries but 3 block tables"),

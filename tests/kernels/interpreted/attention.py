@@ -87,7 +87,7 @@ def test_decode_of_an_empty_context_is_zero(splits: int) -> None:
 
 def test_decode_writes_where_it_is_told_and_nowhere_else() -> None:
     k, v, tables = caches([9, 20], 1, 16, 8, torch.float32)
-    q, context_lens = torch.randn(4, 2, 16), torch.tensor([9, 20])
+    q, context_lens = torch.randn(4, 5, 16)[:, :2], torch.tensor([9, 20])  # a slice of the product of q, k and v
     out = torch.full((4, 2, 16), 7.0)
     paged_decode_triton(q[1:3], k, v, tables, context_lens, 0.25, out=out[1:3])
     want = paged_decode(q[1:3].double(), k.double(), v.double(), tables, context_lens, 0.25)
@@ -144,7 +144,7 @@ def test_a_step_of_decodes_and_chunks_agrees_with_torch(capability: int, monkeyp
     query_lens, context_lens = [1, 1, 6, 3, 1], [9, 30, 6, 20, 1]
     k, v, tables = caches(context_lens, 2, 16, 8, torch.float32)
     exact = [row[: -(-n // 8)] for row, n in zip(tables.tolist(), context_lens, strict=True)]
-    q = torch.randn(12, 6, 16)
+    q = torch.randn(12, 8, 16)[:, :6]
     step = exact, query_lens, context_lens, 8, torch.float32, torch.device("cpu")
     want = PagedAttention(*step).run(q, k, v, 0.25)
     torch.testing.assert_close(TritonPagedAttention(*step).run(q, k, v, 0.25), want, rtol=2e-5, atol=2e-5)
