@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -213,29 +213,23 @@ class LLM:
             output.prompt = texts[output.request_id]
             yield output
 
-    def serve(
-        self,
-        names: Sequence[str],
-        lengths: Sequence[int],
-        prompt_tokens: Sequence[int],
-        arrivals_s: Sequence[float],
-        priorities: Sequence[int],
-    ) -> Trace:
-        """Serve answers of given lengths (EOS ignored) to random prompts; see `cbserve.serving.serve`."""
-        rng = random.Random(self.seed)
-        low, high = (5, 256) if self.config.vocab_size <= 512 else (100, self.config.vocab_size - 1)
-        prompts = [[rng.randrange(low, high) for _ in range(n)] for n in prompt_tokens]
-        params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in lengths]
+    def serve(self, requests: Iterable[Request]) -> Trace:
+        """Serve requests in a new trace and return it; see `cbserve.serving.serve`.
+
+        Raises:
+            InvalidRequestError: one of them can never be served.
+        """
         self.engine.new_trace()
-        for output in self.engine.run(
-            Request(name, prompt, param, arrival, priority)
-            for name, prompt, param, arrival, priority in zip(
-                names, prompts, params, arrivals_s, priorities, strict=True
-            )
-        ):
+        for output in self.engine.run(requests):
             if output.error:
                 raise InvalidRequestError(f"request {output.request_id!r}: {output.error}")
         return self.trace
+
+    def random_prompts(self, num_tokens: Iterable[int]) -> list[list[int]]:
+        """Prompts of these lengths, of random tokens; the same in each call."""
+        rng = random.Random(self.seed)
+        low, high = (5, 256) if self.config.vocab_size <= 512 else (100, self.config.vocab_size - 1)
+        return [[rng.randrange(low, high) for _ in range(n)] for n in num_tokens]
 
     # ---- beneath ------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,14 @@ def serve(
     arrivals_s: Sequence[float] | None = None,
     priorities: Sequence[int] | None = None,
     prompt_tokens: int | Sequence[int] = 8,
+    prompts: Sequence[Sequence[int]] | None = None,
+    cache_salts: Sequence[str] | None = None,
+    num_samples: int = 1,
     num_blocks: int | None = None,
     block_size: int = 16,
+    enable_prefix_caching: bool = False,
+    preemption: str = "recompute",
+    num_host_blocks: int | None = None,
     step_time_s: float | Callable[[StepPlan], float] = 1.0,
 ) -> Trace:
     """Serve answers of `lengths` tokens and return what happened.
@@ -48,16 +54,19 @@ def serve(
         lengths: output tokens of each request, at least 1.
         batching: continuous by default.
         llm: a real model: its engine serves the requests, and the trace is *measured*; its own batching, policy and
-        pool
-            are used, so the arguments that set those must stay away. Without it the same scheduler runs against a
-            script
-            and a virtual clock, and the trace is *simulated*: each step takes `step_time_s`.
+            pool are used, so the arguments that set those must stay away. Without it the same scheduler runs against a
+            script and a virtual clock, and the trace is *simulated*: each step takes `step_time_s`.
         policy: FCFS by default.
         scheduler: a subclass that overrides duties.
         arrivals_s: when each request arrives; all at 0 by default.
         priorities: lower is more urgent; all 0 by default.
         prompt_tokens: length of the prompts, one number or one each.
+        prompts: the prompts themselves, as token ids, in place of `prompt_tokens`: equal beginnings are known prefixes.
+        cache_salts: one a request: different salts never share cached blocks.
+        num_samples: answers to each prompt, forked when it is computed; scripted ones are all alike.
         num_blocks: size of the KV pool; by default all requests fit.
+        enable_prefix_caching: find the blocks of known prefixes instead of computing them.
+        preemption: "recompute" or "swap", to a host pool of `num_host_blocks` (by default as many as the pool has).
         step_time_s: seconds a step, or a function of the plan (simulated runs only).
 
     Raises:
@@ -67,35 +76,52 @@ def serve(
     for index, length in enumerate(lengths):
         if not hasattr(length, "__index__") or isinstance(length, bool) or length < 1:
             raise InvalidRequestError(f"lengths[{index}]={length!r}: must be an integer of at least 1")
-    prompts = [prompt_tokens] * len(lengths) if isinstance(prompt_tokens, int) else list(prompt_tokens)
+    given = prompts is not None
+    sizes = [prompt_tokens] * len(lengths) if isinstance(prompt_tokens, int) else list(prompt_tokens)
+    texts: list[Sequence[int]] = list(prompts) if prompts is not None else [range(1, 1 + size) for size in sizes]
     arrivals = [0.0] * len(lengths) if arrivals_s is None else list(arrivals_s)
     urgency = [0] * len(lengths) if priorities is None else list(priorities)
-    for name, values in (("prompt_tokens", prompts), ("arrivals_s", arrivals), ("priorities", urgency)):
+    salts = [""] * len(lengths) if cache_salts is None else list(cache_salts)
+    per_request = {"prompts" if given else "prompt_tokens": texts, "arrivals_s": arrivals, "priorities": urgency}
+    for name, values in (per_request | {"cache_salts": salts}).items():
         if len(values) != len(lengths):
             raise InvalidRequestError(f"{name} has {len(values)} values for {len(lengths)} requests; give one each")
-    names = [request_name(index) for index in range(len(lengths))]
+    if llm is not None and not given:
+        texts = llm.random_prompts(sizes)
+    requests = [
+        Request(
+            request_name(index),
+            texts[index],
+            SamplingParams(max_tokens=int(n), temperature=0, ignore_eos=llm is not None, n=num_samples),
+            arrivals[index],
+            urgency[index],
+            cache_salt=salts[index],
+        )
+        for index, n in enumerate(lengths)
+    ]
     if llm is not None:
-        if batching is not None or policy is not None or scheduler is not Scheduler or num_blocks is not None:
+        if (
+            batching is not None or policy is not None or scheduler is not Scheduler or num_blocks is not None
+            or enable_prefix_caching or preemption != "recompute" or num_host_blocks is not None
+        ):  # fmt: skip
             raise InvalidRequestError(
                 "llm= brings its own batching, policy, scheduler and pool: give them to LLM(...) instead"
             )
-        return llm.serve(names, [int(n) for n in lengths], prompts, arrivals, urgency)
-    blocks = sum(-(-(p + n) // block_size) for p, n in zip(prompts, lengths, strict=True)) or 1
+        return llm.serve(requests)
+    blocks = sum(num_samples * -(-(len(p) + n) // block_size) for p, n in zip(texts, lengths, strict=True)) or 1
+    num_blocks = num_blocks or blocks
+    host_pool = BlockPool(num_host_blocks or num_blocks, block_size) if preemption == "swap" else None
     engine = Engine(
         scheduler(
-            KVCacheManager(BlockPool(num_blocks or blocks, block_size)),
+            KVCacheManager(BlockPool(num_blocks, block_size), enable_prefix_caching, host_pool),
             batching or ContinuousBatching(),
             policy,
             StopChecker([EOS]),
+            preemption=preemption,
         ),
-        ScriptedExecutor(dict(zip(names, lengths, strict=True)), step_time_s),
+        ScriptedExecutor({r.request_id: n for r, n in zip(requests, lengths, strict=True)}, step_time_s),
         VirtualClock(),
         meta={"model": "scripted", "device": "none"},
     )
-    params = [SamplingParams(max_tokens=n, temperature=0) for n in lengths]
-    requests = [
-        Request(name, range(1, 1 + prompt), param, arrival, priority)
-        for name, prompt, param, arrival, priority in zip(names, prompts, params, arrivals, urgency, strict=True)
-    ]
     engine.run(requests)
     return engine.trace

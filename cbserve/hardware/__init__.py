@@ -1,0 +1,1 @@
+"""Numbers of models and devices from public sources, for arithmetic; nothing here runs anything."""

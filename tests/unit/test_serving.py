@@ -1,0 +1,63 @@
+"""`serve`: what its arguments for memory do, on the script and on the model."""
+
+import pytest
+
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.metrics import prefix_hit_rate
+from cbserve.core.trace import Admitted, Forked, Preempted
+from cbserve.llm import LLM
+from cbserve.serving import serve
+
+SYSTEM = list(range(100, 132))  # two blocks of 16
+PROMPTS = [[*SYSTEM, *range(1000 * i, 1000 * i + 8)] for i in (1, 2)]
+
+
+def cached_tokens(trace):
+    return [event.num_cached_tokens for event in trace.of(Admitted)]
+
+
+def test_a_shared_prefix_is_found_unless_the_salts_differ():
+    late = {"arrivals_s": [0, 5], "prompts": PROMPTS}
+    shared = serve([4, 4], enable_prefix_caching=True, **late)
+    assert cached_tokens(shared) == [0, 32]
+    assert prefix_hit_rate(shared) == 32 / 80
+    assert cached_tokens(serve([4, 4], enable_prefix_caching=True, cache_salts=["a", "b"], **late)) == [0, 0]
+    assert cached_tokens(serve([4, 4], **late)) == [0, 0]
+
+
+def test_swapping_keeps_what_recomputing_loses():
+    small = {"prompt_tokens": 8, "num_blocks": 5, "block_size": 8}
+    lost, kept = (serve([20, 20], preemption=how, **small) for how in ("recompute", "swap"))
+    assert {event.how for event in lost.of(Preempted)} == {"recompute"}
+    assert {event.how for event in kept.of(Preempted)} == {"swap"}
+    assert sum(event.num_swapped_blocks for event in kept.of(Admitted)) > 0
+    without_room = serve([20, 20], preemption="swap", num_host_blocks=1, **small)
+    assert {event.how for event in without_room.of(Preempted)} == {"recompute"}
+
+
+def test_samples_share_their_prompt():
+    trace = serve([6], num_samples=3, prompt_tokens=40)
+    assert len(list(trace.of(Forked))) == 2
+    assert max(step.num_used_blocks for step in trace.steps) == 2 + 3  # two full blocks once, a last one each
+
+
+def test_a_model_gets_the_prompts_that_are_given():
+    llm = LLM("tiny", num_blocks=32, enable_prefix_caching=True, verbose=False)
+    prompts = [[token % 200 + 5 for token in prompt] for prompt in PROMPTS]
+    serve([2], llm=llm, prompts=prompts[:1])
+    assert cached_tokens(serve([2], llm=llm, prompts=prompts[1:])) == [32]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"prompts": PROMPTS[:1]}, {"cache_salts": ["a"]}, {"prompt_tokens": [1, 2, 3]}],
+    ids=lambda a: next(iter(a)),
+)
+def test_one_value_a_request(arguments):
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(arguments))} has"):
+        serve([3, 3], **arguments)
+
+
+def test_the_model_brings_its_own_memory():
+    with pytest.raises(InvalidRequestError, match="give them to LLM"):
+        serve([3], llm=LLM("tiny", num_blocks=8, verbose=False), preemption="swap")
