@@ -34,7 +34,7 @@ def _store_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    inside = (at < HEADS * HEAD_DIM) & (slot >= 0)
+    inside = at < tl.where(slot >= 0, HEADS * HEAD_DIM, 0)
     head = at // HEAD_DIM
     column = at % HEAD_DIM
     target = slot * (HEADS * HEAD_DIM) + at
