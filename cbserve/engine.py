@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Protocol
 
 from cbserve.clock import Clock, RealClock
@@ -16,6 +15,7 @@ from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.request import Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
+from cbserve.core.table_log import TableLog
 from cbserve.core.trace import (
     Admitted,
     Arrived,
@@ -43,6 +43,7 @@ class interrupts_held_back:  # noqa: N801  (a context manager, called like a fun
         self._caught: tuple[Any, ...] | None = None
         # only the main thread is interrupted, and only there may a handler be set
         self._is_main = threading.current_thread() is threading.main_thread()
+        self._is_main &= signal.getsignal(signal.SIGINT) is not None  # set by C code: Python cannot put it back
         if self._is_main:
             self._handler = signal.signal(signal.SIGINT, self._catch)
 
@@ -112,8 +113,7 @@ class Engine:
         self._last_blocked: tuple[int, str] | None = None
         self._warned_of_preemption = False
         self._step_offset: int | None = None
-        self._known_lengths: dict[int, int] = {}  # seq_id -> entries of its block table that the trace has
-        self._knows_cache = not scheduler.kv.enable_prefix_caching  # blocks that earlier runs left in the prefix cache
+        self._tables = TableLog(scheduler.kv)
         return self.trace
 
     # ---- requests -----------------------------------------------------------------------------------------------
@@ -122,8 +122,10 @@ class Engine:
         """Queue a request for its `arrival_s`. One that can never be served ends at once with finish_reason "error".
 
         Raises:
-            InvalidRequestError: its id is in use.
+            InvalidRequestError: its id is in use, or it is no Request.
         """
+        if not isinstance(request, Request):
+            raise InvalidRequestError(f"{request!r} is no Request; make one: Request(request_id, prompt_token_ids)")
         known = request.request_id in self._builders or any(
             r.request_id == request.request_id for _, _, r in self._future
         )
@@ -198,20 +200,34 @@ class Engine:
     def step(self, partial: bool = True) -> list[RequestOutput]:
         """One iteration. Returns the requests that got tokens or ended in it; with partial=False only those that ended.
 
+        An exception from the scheduler or the executor aborts what runs: copies and swaps of a plan that was not carried
+        out whole are lost, so the K and V of its sequences cannot be trusted any more.
+
         Raises:
             SchedulerError: requests wait, but nothing can ever run.
         """
         self._wait_for_arrivals()
+        try:
+            plan, outputs = self._iterate(partial)
+        except BaseException:
+            self.abort_all()
+            raise
+        return self._nothing_to_run(plan) if outputs is None else outputs
+
+    def _iterate(self, partial: bool) -> tuple[StepPlan, list[RequestOutput] | None]:
+        """Plan, compute, take in. The outputs are None when there was nothing to compute."""
+        plan = StepPlan(-1)
         with interrupts_held_back():
             self._let_arrive()
             if not self.scheduler.has_unfinished:
-                return self._take_pending()
+                return plan, self._take_pending()
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
             self._record_decisions(plan, start)
-            self._record_pages(plan, start)
+            if (pages := self._tables.changes(plan, start, self._number(plan))) is not None:
+                self.trace.emit(pages)
             if not plan.rows:
-                return self._nothing_to_run(plan)
+                return plan, None
         result = self.executor.execute(plan)
         with interrupts_held_back():
             self.clock.advance(result.duration_s)
@@ -220,16 +236,16 @@ class Engine:
             outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan), partial)
             if self.debug:
                 self.scheduler.check()
-            return self._take_pending() + outputs
+            return plan, self._take_pending() + outputs
 
     def stream(self, requests: Iterable[Request] = (), partial: bool = True) -> Iterator[RequestOutput]:
         """Add requests and yield outputs as they grow, until all have ended.
 
         Leaving early (break, an exception, Ctrl-C) aborts what still runs.
         """
-        for request in requests:
-            self.add_request(request)
         try:
+            for request in requests:
+                self.add_request(request)
             while self.has_unfinished:
                 yield from self.step(partial)
         finally:
@@ -316,32 +332,6 @@ class Engine:
                 self.trace.emit(BlockedEvent(now, step, plan.blocked.request_id, key[0], key[1], str(reason)))
             self._last_blocked = key
 
-    def _record_pages(self, plan: StepPlan, now: float) -> None:
-        """What is new in the block tables. They are append-only, so their lengths and the copies tell it."""
-        known = self._known_lengths
-        released: list[int] = []
-        swapped: list[tuple[int, tuple[int, ...]]] = []
-        if plan.preemptions:
-            released = [p.seq_id for p in plan.preemptions if known.pop(p.seq_id, None) is not None]
-            pairs = iter(plan.swap_outs)
-            for p in plan.preemptions:
-                if p.num_swapped_blocks:
-                    swapped.append((p.seq_id, tuple(host for _, host in islice(pairs, p.num_swapped_blocks))))
-        copied = {target for _, target in plan.copies} if plan.copies else ()
-        grown: list[tuple[int, int, tuple[int, ...]]] = []
-        for row in plan.rows:
-            table, count = row.block_table, known.get(row.seq_id, 0)
-            if copied:
-                grown += [(row.seq_id, i, (table[i],)) for i in range(count) if table[i] in copied]
-            if len(table) != count:
-                grown.append((row.seq_id, count, tuple(table[count:])))
-                known[row.seq_id] = len(table)
-        findable = () if self._knows_cache else tuple(self.scheduler.kv.pool.findable())
-        self._knows_cache = True
-        if grown or released or swapped or plan.evicted or findable:
-            step, evicted = self._number(plan), tuple(plan.evicted)
-            self.trace.emit(PagesEvent(now, step, tuple(released), tuple(grown), tuple(swapped), evicted, findable))
-
     def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
         rows = tuple(
             StepRow(
@@ -369,7 +359,7 @@ class Engine:
             builder = self._builders[child.request.request_id]
             builder.samples[child.sample_index] = child
             slot = child.slot if child.slot is not None else -1
-            self._known_lengths[child.seq_id] = self._known_lengths.get(parent.seq_id, 0)
+            self._tables.fork(parent.seq_id, child.seq_id)
             self.trace.emit(
                 Forked(now, step, child.request.request_id, child.seq_id, parent.seq_id, child.sample_index, slot)
             )
@@ -390,7 +380,7 @@ class Engine:
                 )
             )
         for seq, slot in changed.left:
-            self._known_lengths.pop(seq.seq_id, None)
+            self._tables.leave(seq.seq_id)
             self.trace.emit(Left(now, step, seq.request.request_id, seq.seq_id, slot))
         outputs = []
         for request_id, builder in touched.items():

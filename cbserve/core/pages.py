@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cbserve.core.trace import (
     Admitted,
+    Arrived,
     Event,
     Finished,
     Forked,
@@ -28,9 +29,9 @@ FREE, CACHED, USED = "free", "cached", "used"
 class Change(NamedTuple):
     """Something that happened to blocks since the step before.
 
-    `kind`: "allocated"; "hit" (found in the prefix cache); "shared" (a sample begins with its parent's blocks); "copied" (on
-    write: `sources` -> `blocks`); "freed"; "swapped_out" (`sources` -> host `blocks`); "swapped_in" (host `sources` ->
-    `blocks`); "evicted" (content of a free block lost; `seq_id` is who held it last).
+    `kind` is "allocated"; "hit" (found in the prefix cache); "shared" (a sample begins with its parent's blocks);
+    "copied" (on write: `sources` -> `blocks`); "freed"; "swapped_out" (`sources` -> host `blocks`); "swapped_in" (host
+    `sources` -> `blocks`); "evicted" (content of a free block lost; `seq_id` is who held it last, -1: an earlier run).
     """
 
     kind: str
@@ -68,6 +69,7 @@ class PageState:
         padding: sequences that are complete and still hold their blocks (static batching).
         changes: what happened since the step before, in order.
         owners: seq_id -> (request_id, sample index), of all sequences so far.
+        arrived: request ids so far, in order of arrival.
     """
 
     step: int
@@ -82,6 +84,7 @@ class PageState:
     padding: frozenset[int]
     changes: tuple[Change, ...]
     owners: dict[int, tuple[str, int]]
+    arrived: tuple[str, ...] = ()
 
     def pages(self) -> list[Page]:
         """One page for each block of the pool, by id."""
@@ -118,6 +121,7 @@ class PageFold:
         self.coming_in: dict[int, tuple[int, ...]] = {}
         self.padding: set[int] = set()
         self.owners: dict[int, tuple[str, int]] = {}
+        self.arrived: dict[str, None] = {}
         self.changes: list[Change] = []
         self._last_holder: dict[int, tuple[int, int]] = {}
         self._preempted: dict[int, str] = {}  # reasons, until the tables are given back
@@ -130,6 +134,8 @@ class PageFold:
             for row in event.rows:
                 self.num_tokens[row.seq_id] = row.context_len
             self.padding = {row.seq_id for row in event.rows if row.kind == "padding"}
+        elif isinstance(event, Arrived):
+            self.arrived[event.request_id] = None
         elif isinstance(event, Admitted):
             self.owners.setdefault(event.seq_id, (event.request_id, 0))
             self.num_tokens[event.seq_id] = self.num_tokens.get(event.seq_id, 0) or event.num_cached_tokens
@@ -177,6 +183,7 @@ class PageFold:
             frozenset(self.padding & self.tables.keys()),
             tuple(self.changes),
             dict(self.owners),
+            tuple(self.arrived),
         )
 
     def _pages(self, event: PagesEvent) -> None:

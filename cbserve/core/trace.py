@@ -7,7 +7,7 @@
 | `admitted` | time_s, step, request_id, seq_id, slot, resumed, num_cached_tokens, num_swapped_blocks | it gets a slot |
 | `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted; once a reason |
 | `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | yields |
-| `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables changed, or a step made blocks findable |
+| `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables or findable blocks changed |
 | `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, num_swaps | done |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
@@ -114,9 +114,9 @@ class Preempted(Event):
 class PagesEvent(Event):
     """What is new in the block tables; `core.pages` folds it, with `forked` and `left`, to the state of every block.
 
-    An entry of `grown` is (seq_id, index of the first block, blocks). An index within the table replaces a block: it was
-    copied on write. A block that is findable and not evicted is shared, not written. A sequence that was swapped out and
-    grows again comes back from the host.
+    An entry of `grown` is (seq_id, index of the first block, blocks). An index within the table replaces a block: it
+    was copied on write. A block that is findable and not evicted is shared, not written. A sequence that was swapped
+    out and grows again comes back from the host.
     """
 
     type: ClassVar[str] = "pages"

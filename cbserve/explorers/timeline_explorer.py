@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -15,6 +14,7 @@ from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
 from cbserve.errors import CBServeError
 from cbserve.explorers.lengths import MAX_REQUESTS, LengthError, parse_lengths, require_quick
+from cbserve.explorers.showing import show
 from cbserve.explorers.story import decision_steps, tell
 from cbserve.serving import serve
 from cbserve.viz.figure import Figure
@@ -231,21 +231,7 @@ class TimelineExplorer:
         self._say("")
 
     def _ipython_display_(self) -> None:
-        """The live widget where there can be one, and always the static figure, which the widget hides."""
-        from IPython.display import HTML, display
-
-        show: Any = display  # IPython leaves both untyped
-        html: Any = HTML
-        if _has_kernel() and find_spec("ipywidgets"):
-            model = {"version_major": 2, "version_minor": 0, "model_id": self.build().model_id}
-            show({"application/vnd.jupyter.widget-view+json": model}, raw=True)  # no text: the figure says it
-        show(html(f'<div class="{self.static_class}">{self.figure._repr_html_()}</div>'))
-
-
-def _has_kernel() -> bool:
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None
+        show(self)
 
 
 @contextmanager

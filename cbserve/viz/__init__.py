@@ -2,8 +2,9 @@
 
 from cbserve.viz.charts import bars, histogram, lines
 from cbserve.viz.figure import Figure
+from cbserve.viz.page_map import page_map
 from cbserve.viz.table import Table, table
 from cbserve.viz.text import timeline_text
 from cbserve.viz.timeline import timeline
 
-__all__ = ["Figure", "Table", "bars", "histogram", "lines", "table", "timeline", "timeline_text"]
+__all__ = ["Figure", "Table", "bars", "histogram", "lines", "page_map", "table", "timeline", "timeline_text"]

@@ -132,7 +132,12 @@ def order_of_arrival(traces: Iterable[Trace]) -> dict[str, int]:
 
     Requests that already have letters for names ("A", "B", .., "A1", as `serve` gives them) keep those.
     """
-    ids = list(dict.fromkeys(event.request_id for trace in traces for event in trace.of(Arrived)))
+    return order_of_ids(dict.fromkeys(event.request_id for trace in traces for event in trace.of(Arrived)))
+
+
+def order_of_ids(ids: Iterable[str]) -> dict[str, int]:
+    """The same for ids that stand in order of arrival."""
+    ids = list(ids)
     lettered = {request_id: index_of_letter(request_id) for request_id in ids}
     if all(index is not None for index in lettered.values()):
         return {request_id: index for request_id, index in lettered.items() if index is not None}

@@ -106,7 +106,7 @@ RUNS = {
         "policy": lambda: Priority(displace=True),
     },
     "static": {"num_blocks": 40, "block_size": 4, "batching": StaticBatching(4)},
-    "static with prefix cache": {"num_blocks": 40, "block_size": 4, "batching": StaticBatching(4), "prefix_caching": True},
+    "static, prefix cache": {"num_blocks": 40, "block_size": 4, "batching": StaticBatching(4), "prefix_caching": True},
 }  # fmt: skip
 
 

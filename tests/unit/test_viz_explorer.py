@@ -1,7 +1,6 @@
 """The explorer answers: each control changes picture, words and table to the right values."""
 
 import re
-import sys
 
 import pytest
 
@@ -149,7 +148,7 @@ def test_the_static_copy_is_always_there_and_the_widget_hides_it(
 ) -> None:
     shown: list[object] = []
     monkeypatch.setattr("IPython.display.display", lambda shown_now, **options: shown.append(shown_now))
-    monkeypatch.setattr(sys.modules[TimelineExplorer.__module__], "_has_kernel", lambda: has_kernel)
+    monkeypatch.setattr("cbserve.explorers.showing.has_kernel", lambda: has_kernel)
     explorer._ipython_display_()
     static = shown[-1].data
     assert f'class="{explorer.static_class}"' in static and "<img alt=" in static and "<details>" in static
