@@ -15,45 +15,49 @@ from cbserve.core.errors import ConservationError, NoFreeBlocksError
 
 
 class FreeList:
-    """Free block ids in the order in which they will be handed out. Every operation is O(1)."""
+    """Free block ids in the order in which they will be handed out. Every operation is O(1) a block.
+
+    Two parts: a stack of ids that hold nothing of value, handed out first, the latest first; and behind it ids that are
+    kept for what they hold, handed out in the order in which they came. Only a kept id can be taken out of the middle.
+    """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._ids: OrderedDict[int, None] = OrderedDict.fromkeys(ids)
+        self._stack = list(ids)[::-1]
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._ids)
-
-    def __contains__(self, block_id: int) -> bool:
-        return block_id in self._ids
+        return len(self._stack) + len(self._kept)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ids)
+        yield from reversed(self._stack)
+        yield from self._kept
 
-    def pop(self) -> int:
-        """Take the first id. Raises NoFreeBlocksError, and changes nothing, when there is none."""
-        if not self._ids:
-            raise NoFreeBlocksError("the free list is empty: free a block first")
-        return self._ids.popitem(last=False)[0]
-
-    def remove(self, block_id: int) -> None:
-        """Take an id out of the middle. Raises NoFreeBlocksError when it is not free."""
-        if block_id not in self._ids:
-            raise NoFreeBlocksError(f"block {block_id} is not free")
-        del self._ids[block_id]
-
-    def append(self, block_id: int) -> None:
-        """Give back an id; it will be handed out last."""
-        self._put(block_id)
+    def pop(self, count: int = 1) -> list[int]:
+        """Take the first `count` ids. Raises NoFreeBlocksError, and changes nothing, when there are fewer."""
+        if count > len(self):
+            raise NoFreeBlocksError(f"{count} blocks wanted, {len(self)} free: free a block first")
+        at = max(0, len(self._stack) - count)
+        ids = self._stack[at:][::-1]
+        del self._stack[at:]
+        while len(ids) < count:
+            ids.append(self._kept.popitem(last=False)[0])
+        return ids
 
     def prepend(self, block_id: int) -> None:
         """Give back an id; it will be handed out next."""
-        self._put(block_id)
-        self._ids.move_to_end(block_id, last=False)
+        self._stack.append(block_id)
 
-    def _put(self, block_id: int) -> None:
-        if block_id in self._ids:
+    def append(self, block_id: int) -> None:
+        """Give back an id that holds something; it will be handed out last, and can be removed."""
+        if block_id in self._kept:
             raise ConservationError(f"block {block_id} was freed twice")
-        self._ids[block_id] = None
+        self._kept[block_id] = None
+
+    def remove(self, block_id: int) -> None:
+        """Take a kept id out of the middle. Raises NoFreeBlocksError when it is none."""
+        if block_id not in self._kept:
+            raise NoFreeBlocksError(f"block {block_id} is not kept free")
+        del self._kept[block_id]
 
 
 class Lease:
@@ -103,13 +107,15 @@ class BlockPool:
         """
         if count > len(self._free):
             raise NoFreeBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks, ref_counts, hash_of = self._free.pop(count), self.ref_counts, self._hash_of
         for block in blocks:
-            self.ref_counts[block] = 1
-            if block in self._hash_of:  # evicted: its old content must not be found any more
-                del self._block_of[self._hash_of.pop(block)]
-                self.num_evictions += 1
-                self._evicted.append(block)
+            ref_counts[block] = 1
+        if hash_of:
+            for block in blocks:
+                if block in hash_of:  # evicted: its old content must not be found any more
+                    del self._block_of[hash_of.pop(block)]
+                    self.num_evictions += 1
+                    self._evicted.append(block)
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -146,15 +152,17 @@ class BlockPool:
         Raises:
             ConservationError: a block has no holder (freed twice).
         """
+        ref_counts, hash_of, free = self.ref_counts, self._hash_of, self._free
         for block in block_ids:
-            count = self.ref_counts[block]
+            count = ref_counts[block]
             if not count:
                 raise ConservationError(f"block {block} was freed twice")
-            self.ref_counts[block] = count - 1
-            if count == 1 and block in self._hash_of:
-                self._free.append(block)
-            elif count == 1:
-                self._free.prepend(block)
+            ref_counts[block] = count - 1
+            if count == 1:
+                if block in hash_of:
+                    free.append(block)
+                else:
+                    free.prepend(block)
 
     def lease(self, block_ids: SequenceOf[int], holder: str) -> Lease:
         """Hold blocks in use until `release`, whatever happens to their sequence."""
