@@ -47,7 +47,7 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
     times, urgency = _each(setting, "arrivals", 0), _each(setting, "priorities", 0)
     stopped = ""
     try:
-        with _quiet():
+        with quiet():
             for (name, prompt, most), time_s, priority in zip(requests, times, urgency, strict=True):
                 params = SamplingParams(max_tokens=most, temperature=0)
                 engine.add_request(Request(name, range(1, 1 + prompt), params, float(time_s), priority))
@@ -167,7 +167,7 @@ def _each(setting: Setting, name: str, default: Any) -> list[Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The engine warns of preemptions; a check shows its own words."""
     logger = logging.getLogger("cbserve")
     level = logger.level

@@ -1,0 +1,290 @@
+"""Decode attention over a paged cache, as a learner writes it: cases, known faults, and the way into the engine.
+
+A case is plain (sizes and a seed); `tensors` makes it into what the learner's function is called with. Every known
+fault is a parameter of `attend`, so that a wrong value can be named by the fault, or by the two, that give it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cbserve.course.values import close
+from cbserve.kernels.jit import Kernel, KernelError, interpreting
+from cbserve.kernels.paged_attention import paged_attention
+
+#: decode(q [heads, head_dim], k_cache, v_cache, block_table, context_len, scale) -> [heads, head_dim], one sequence.
+Decode = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
+#: heads, kv_heads, head_dim, block_size, context, seed; where wanted `loud` (large scores) and `poison` (NaN in slots
+#: that hold no token).
+AttentionCase = dict[str, Any]
+State = tuple[Tensor, Tensor, Tensor]
+Absorb = Callable[[State, Tensor, Tensor, Tensor, int, float], State]
+
+
+class Arguments(NamedTuple):
+    q: Tensor  # [heads, head_dim]
+    k_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim]
+    v_cache: Tensor
+    block_table: Tensor  # int64 [blocks of the context]
+    context_len: int
+    scale: float
+
+
+# ---- into the engine ------------------------------------------------------------------------------------------------
+
+
+def as_attention(decode: Decode) -> Callable[..., Tensor]:
+    """What `LLM(attention=...)` takes (see `cbserve.kernels.paged_attention`), from a decode for one sequence.
+
+    Each token of a prompt is a query too: one whose context ends with itself.
+    """
+
+    def attention(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, starts: Tensor, lens: Tensor, scale: float
+    ) -> Tensor:
+        out = torch.empty_like(q)
+        bounds, block_size = starts.tolist(), k_cache.shape[1]
+        for table, first, end, length in zip(tables, bounds[:-1], bounds[1:], lens.tolist(), strict=True):
+            for query in range(first, end):
+                context = length - (end - 1 - query)
+                blocks = table[: -(-context // block_size)]
+                out[query] = decode(q[query], k_cache, v_cache, blocks, context, scale)
+        return out
+
+    return attention
+
+
+def launch_decode(
+    kernel: Kernel, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: int, scale: float
+) -> Tensor:
+    """Run a learner's decode kernel: one program for each KV head. Shapes as in `Decode`.
+
+    Raises KernelError where Triton cannot run, or for a number of query heads a KV head that is no power of two.
+    """
+    if why := why_no_triton():
+        raise KernelError(why)
+    heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_cache.shape
+    group = heads // kv_heads
+    if group & (group - 1):
+        raise KernelError(f"{heads} query heads on {kv_heads} KV heads: this kernel takes 1, 2, 4 or 8 a KV head")
+    out = torch.full_like(q, torch.nan)  # what the kernel does not write is seen
+    kernel[(kv_heads,)](
+        q, k_cache, v_cache, block_table, out, context_len, scale,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+    )  # fmt: skip
+    return out
+
+
+def run_blocks(absorb: Absorb, arguments: Arguments) -> Tensor:
+    """The same decode from a function that takes in one block after the other, for each KV head."""
+    q, k_cache, v_cache, table, context, scale = arguments
+    block_size, kv_heads, head_dim = k_cache.shape[1:]
+    group = len(q) // kv_heads
+    out = torch.full_like(q, torch.nan)
+    for kv_head in range(kv_heads):
+        rows = slice(kv_head * group, (kv_head + 1) * group)
+        state: State = (torch.full((group,), -torch.inf), torch.zeros(group), torch.zeros(group, head_dim))
+        for index, block in enumerate(table.tolist()):
+            seen = min(block_size, context - index * block_size)
+            k, v = k_cache[block, :, kv_head].clone(), v_cache[block, :, kv_head].clone()
+            state = absorb(state, q[rows].clone(), k, v, seen, scale)
+        _, total, values = state
+        out[rows] = values / total[:, None]
+    return out
+
+
+def why_no_triton() -> str:
+    """"" where a learner's kernel can run: compiled on CUDA, else in the interpreter. Otherwise the reason."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed here (it has no build for macOS and Windows): write absorb instead"
+    if torch.cuda.is_available() and not interpreting():
+        return ""
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"  # must be there before triton is imported
+    import numpy
+    import triton
+    import triton.language as tl
+
+    if not (interpreting() and type(tl.sum).__name__ == "InterpretedFunction"):
+        return "Triton was imported before TRITON_INTERPRET=1 was set: restart the kernel and run from the top"
+    versions = [tuple(int(part) for part in module.__version__.split(".")[:2]) for module in (triton, numpy)]
+    if versions[0] <= (3, 6) and versions[1] >= (2, 4):
+        return (
+            f"Triton {triton.__version__} cannot interpret loops with numpy {numpy.__version__}: take Triton 3.7 or "
+            "numpy 2.3, or write absorb instead"
+        )
+    return ""
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def tensors(case: AttentionCase) -> Arguments:
+    """The arguments of a case, float32; slots that hold no token of the sequence hold something else."""
+    generator = torch.Generator().manual_seed(case["seed"])
+    block_size, context, head_dim = case["block_size"], case["context"], case["head_dim"]
+    used = -(-context // block_size)
+    num_blocks = used + 3
+    q = torch.randn(case["heads"], head_dim, generator=generator) * (150.0 if case.get("loud") else 1.5)
+    shape = (2, num_blocks, block_size, case["kv_heads"], head_dim)
+    k_cache, v_cache = torch.randn(shape, generator=generator).unbind(0)
+    table = random.Random(case["seed"]).sample(range(1, num_blocks), used)
+    if used > 1 and table == sorted(table):
+        table.reverse()
+    if case.get("poison"):
+        free = torch.ones(num_blocks, block_size, dtype=torch.bool)
+        for index, block in enumerate(table):
+            free[block, : min(block_size, context - index * block_size)] = False
+        k_cache[free] = v_cache[free] = torch.nan
+    return Arguments(q, k_cache, v_cache, torch.tensor(table), context, head_dim**-0.5)
+
+
+def reference(case: AttentionCase) -> dict[str, Any]:
+    """The engine's own operation on one query."""
+    q, k_cache, v_cache, table, context, scale = tensors(case)
+    starts, lens = torch.tensor([0, 1]), torch.tensor([context])
+    return as_value(paged_attention(q[None], k_cache, v_cache, table[None], starts, lens, scale)[0])
+
+
+def as_value(out: Any) -> dict[str, Any]:
+    """Plain values of a result: numbers that are none are counted and shown as 0."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"a tensor [heads, head_dim] is wanted, and this is {type(out).__name__}")
+    bad = ~torch.isfinite(out)
+    return {"not finite": int(bad.sum()), "out": out.masked_fill(bad, 0).tolist()}
+
+
+def agrees(value: Any, expected: Any) -> bool:
+    """float32 sums in another order differ in the sixth digit."""
+    return close(value, expected, rel=1e-3, abs_=1e-4)
+
+
+def told(case: AttentionCase) -> str:
+    text = (
+        f"{case['heads']} query heads on {case['kv_heads']} KV heads of {case['head_dim']}, context "
+        f"{case['context']}, blocks of {case['block_size']}, table {tensors(case).block_table.tolist()}"
+    )
+    text += ", large scores" if case.get("loud") else ""
+    return text + (", NaN in slots without a token" if case.get("poison") else "")
+
+
+# ---- known faults ---------------------------------------------------------------------------------------------------
+
+#: aspect -> {fault: the rule it breaks}
+FAULTS: dict[str, dict[str, str]] = {
+    "slot": {
+        "no table": "block id used as position: position p was read from slot p; the block table says where it lies",
+        "not scaled": "block id used as position: block b begins at slot b * block_size, not at slot b",
+    },
+    "seen": {
+        "whole block": "missing mask in the last block: slots from context_len on hold no token of this sequence",
+        "zeroed": "a masked score is -inf: with 0 the slot still gets the weight exp(0)",
+        "full blocks only": "the last block is partly filled and was left out: round the number of blocks up",
+        "one less": "context_len counts the query's own token: its position is seen too",
+    },
+    "score": {
+        "no scale": "softmax without scale: multiply q . k by `scale` first",
+        "divided": "q . k is multiplied by `scale`, which is head_dim ** -0.5 already, not divided by it",
+    },
+    "head": {
+        "modulo": "KV head index: query head h reads KV head h // group, so neighbours share one; this is h % kv_heads",
+        "first": "KV head index: every query head read KV head 0; query head h reads KV head h // group",
+    },
+    "softmax": {
+        "heads": "softmax over the wrong axis: the weights of one head over all positions add up to 1",
+        "no softmax": "the weights are the softmax of the scores, not the scores themselves",
+        "not divided": "the weights of a head must add up to 1: divide by the sum of the exponentials",
+    },
+    "values": {
+        "no table": "V of the wrong block: V of a position lies in the same slot as its K",
+        "not scaled": "V of the wrong block: V of a position lies in the same slot as its K",
+        "keys": "K was summed up in place of V",
+    },
+}
+#: The same for a softmax that goes block by block.
+ONLINE_FAULTS: dict[str, str] = {
+    "nothing": "softmax not rescaled: when the maximum grows, what was summed up before shrinks by exp(old - new)",
+    "values kept": "softmax not rescaled: `total` shrinks by exp(old - new), and `values` must shrink with it",
+    "total kept": "softmax not rescaled: `values` shrinks by exp(old - new), and `total` must shrink with it",
+    "maximum of the block": "the new maximum is the larger of the old one and the block's, or `best` may fall again",
+    "inverted": "rescaling is upside down: exp(old - new) is at most 1, since the maximum never falls",
+    "last block": "only the last block counted: total and values go on from what they were",
+}
+
+
+def attend(arguments: Arguments, faults: dict[str, str], online: str = "") -> Tensor:
+    """Attention with faults: aspect -> fault. `online`: how the softmax goes wrong from block to block."""
+    q, k_cache, v_cache, table, context, scale = arguments
+    block_size, kv_heads = k_cache.shape[1:3]
+    group = len(q) // kv_heads
+    seen = faults.get("seen", "")
+    last = {"full blocks only": context // block_size * block_size, "one less": context - 1}.get(seen, context)
+    if seen in ("whole block", "zeroed"):
+        last = len(table) * block_size
+    position = torch.arange(last)
+    block, offset = table[position // block_size], position % block_size
+    slots = {"": block * block_size + offset, "no table": position, "not scaled": block + offset}
+    heads = torch.arange(len(q))
+    kv_head = {"": heads // group, "modulo": heads % kv_heads, "first": heads * 0}[faults.get("head", "")]
+    k = k_cache.flatten(0, 1)[slots[faults.get("slot", "")]][:, kv_head]  # [positions, heads, head_dim]
+    of_v = faults.get("values", "")
+    v = k if of_v == "keys" else v_cache.flatten(0, 1)[slots[of_v or faults.get("slot", "")]][:, kv_head]
+    factor = {"": scale, "no scale": 1.0, "divided": 1 / scale}[faults.get("score", "")]
+    scores = torch.einsum("hd,thd->ht", q, k) * factor
+    if seen == "zeroed":
+        scores[:, context:] = 0
+    if online:
+        return _online(scores, v, block_size, online)
+    kind = faults.get("softmax", "")
+    if kind == "no softmax":
+        weights = scores
+    elif kind == "not divided":
+        weights = (scores - scores.amax(1, keepdim=True)).exp()
+    else:
+        weights = scores.softmax(0 if kind == "heads" else 1)
+    return torch.einsum("ht,thd->hd", weights, v)
+
+
+def _online(scores: Tensor, v: Tensor, block_size: int, fault: str) -> Tensor:
+    best = torch.full((len(scores),), -torch.inf)
+    total, values = torch.zeros(len(scores)), torch.zeros(len(scores), v.shape[2])
+    for first in range(0, scores.shape[1], block_size):
+        part = scores[:, first : first + block_size]
+        top = part.amax(1) if fault == "maximum of the block" else torch.maximum(best, part.amax(1))
+        shrink = torch.exp(top - best if fault == "inverted" and first else best - top)
+        weights = torch.exp(part - top[:, None])
+        of_total = 1.0 if fault in ("nothing", "total kept", "maximum of the block") else shrink
+        of_values = 1.0 if fault in ("nothing", "values kept", "maximum of the block") else shrink
+        if fault == "last block":
+            of_total = of_values = 0.0
+        total = total * of_total + weights.sum(1)
+        sums = torch.einsum("ht,thd->hd", weights, v[first : first + block_size])
+        values = values * (of_values[:, None] if isinstance(of_values, Tensor) else of_values) + sums
+        best = top
+    return values / total[:, None]
+
+
+def named_fault(case: AttentionCase, value: Any, aspects: Sequence[str], online: bool = False) -> str:
+    """The rule of the fault that gives `value`, or the first rule of the two that give it together; "" if none do."""
+    arguments = tensors(case)
+    singles = [{aspect: fault} for aspect in aspects for fault in FAULTS[aspect]]
+    pairs = [a | b for a, b in itertools.combinations(singles, 2) if len(a | b) == 2]
+    kinds = ["", *ONLINE_FAULTS] if online else [""]
+    tries = [(faults, kind) for faults in [{}, *singles] for kind in kinds] + [(pair, "") for pair in pairs]
+    for faults, kind in tries:
+        if not faults and not kind:
+            continue
+        if agrees(value, as_value(attend(arguments, faults, kind))):
+            rules = [FAULTS[aspect][fault] for aspect, fault in faults.items()]
+            return [*rules, ONLINE_FAULTS.get(kind, "")][0] + (" (and one fault more)" if len(faults) + bool(kind) > 1 else "")
+    return ""
