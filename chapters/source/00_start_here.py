@@ -6,6 +6,9 @@
 # A language model answers one request at a time, one token at a time. A server answers hundreds at once. This course
 # takes the machine between the two apart: you run it, you measure it, and you write parts of it yourself.
 #
+# It follows a lecture, *Continuous Batching & Serving*, and tests what the lecture says. You need not know it: each
+# statement is quoted where you test it.
+#
 # In this notebook you check your machine, see a real model answer, and learn how the course talks back to you. It takes
 # ten minutes.
 
@@ -32,10 +35,12 @@ doctor()
 # %% [markdown]
 # ## A real model
 #
-# The course serves SmolLM2-135M-Instruct, a small chat model with open weights (Apache-2.0). It is small enough for
-# a laptop and real enough to show every effect that a large model shows. The next cell loads it; the first time it
-# is fetched, about
-# 100 MB.
+# The course serves SmolLM2-135M-Instruct, a chat model with open weights (Apache-2.0), stored in 4 bits: 93 MB to
+# fetch, once, and 540 MB on disk. It is weak at facts and small enough for a laptop, and every scheduling effect of
+# this course is real on it.
+#
+# The line that the cell prints names two sizes. *Slots* say how many requests run at a time. The *KV pool* is memory
+# for what the model keeps of each token; chapter 2 opens it.
 
 # %%
 llm = LLM(model, device=device, max_num_seqs=4, num_blocks=256)
@@ -100,7 +105,7 @@ hint("start.ex1", 1)
 
 # %% [markdown]
 # **A claim card** holds one statement of the lecture, how it is tested, and a verdict that is computed from *your*
-# numbers. The **ledger** collects the cards. It is nearly empty now; at the end of the course it holds every claim
+# numbers. The **ledger** collects the cards. It is empty now; at the end of the course it holds every claim
 # with your machine's evidence.
 
 # %%
@@ -113,8 +118,8 @@ ledger()
 # |---|---|---|
 # | 1 | [Static batching](01_static_waste.ipynb) | see a slot wait, derive what it costs, test it on real lengths |
 # | | [Lab 1](../labs/lab1_static_waste.ipynb) | write the arithmetic, and check it against the engine |
-# | 2 | [Continuous batching](02_continuous_batching.ipynb) | refill a slot in each iteration, find the limits of the gain |
-# | | [Lab 2](../labs/lab2_continuous_batching.ipynb) | write two duties of the scheduler; the engine runs them |
+# | 2 | [Continuous batching](02_continuous_batching.ipynb) | refill slots at once, and find the limit |
+# | | [Lab 2](../labs/lab2_continuous_batching.ipynb) | write the scheduler's four duties |
 #
 # `make lab` puts your own copies of the labs into the folder `work/`; work there. `cbserve lab reset lab1.ex1`
 # brings one exercise back to its start.

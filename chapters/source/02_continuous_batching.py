@@ -6,8 +6,8 @@
 # Fill a slot in the very step after its answer ends, and a batch stops waiting for its slowest member. In this chapter
 # you see what that gains in steps, what it gains in seconds, and what it costs in memory.
 #
-# Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The panel above
-# is the scheduler that you know. The one below differs in a single decision.
+# Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The upper panel
+# of the next figure is the scheduler that you know. The lower one differs in a single decision.
 
 # %% tags=["hide-input"]
 # {{colab}}
@@ -83,7 +83,7 @@ table(
 )
 
 # %% [markdown]
-# Your one `if` gave all of the gain away. Continuous batching is that `if`, left out.
+# Your one `if` gives all of the gain away. Continuous batching is that `if`, left out.
 #
 # Now walk through the run. Press **Next decision** and read the sentence: who leaves, who enters, why the next one
 # waits. Then switch to **both** and change the lengths. Can you find twelve for which both panels end at the same step?
@@ -95,6 +95,14 @@ timeline_explorer(twelve, 3, show="continuous")
 
 # %% [markdown]
 # Equal lengths do it: then all slots fall free together, and there is nothing to refill early.
+#
+# ## What a running request holds
+#
+# To write its next token, an answer needs the *keys* and *values* of all tokens before it: what attention computed for
+# each of them. The engine keeps them, so that each is computed once. That is the *KV cache*.
+#
+# Its memory is cut into *blocks* of, say, 16 tokens; all blocks together are the *pool*. An answer takes another block
+# when its last one is full. Now the scheduler has two things to give away: slots and blocks.
 #
 # ## The duties of an iteration
 #
@@ -136,9 +144,9 @@ table(
 )
 
 # %% [markdown]
-# Read the rows from top to bottom and you have told the whole run. Find a row of `grow`: no block was
-# left for somebody's next token, so the last in the queue's order gave its own blocks back. That is a *preemption*.
-# Here it is drawn; step through it.
+# The first step is step 0, as in the trace, and `retire` comes at the end of a step. Read the rows from top to bottom
+# and you have told the whole run. Find a row of `grow`: no block was left for somebody's next token, so the last in
+# the queue's order gave its own blocks back. That is a *preemption*. Here it is drawn; step through it.
 
 # %%
 timeline_explorer([20, 12, 18, 6], 3, show="continuous", **small_pool)
@@ -183,8 +191,9 @@ table(
 )
 
 # %% [markdown]
-# C gains what B pays. The 13 tokens are B's prompt of 8 and 5 of its own; the sixth was written, but its keys and
-# values did not exist yet. B returns with all of them and computes them in one step. It does not write them again.
+# C gains 18 steps, and B pays 5. (A step is one tick here, however many tokens it recomputes; in seconds B pays
+# more.) The 13 tokens are B's prompt of 8 and 5 of its own; the sixth was written, but its keys and values did not
+# exist yet. B returns with all of them and computes them in one step. It does not write them again.
 #
 # Is its answer the same? Ask a real model: run B alone, then run B and let it be displaced in the middle.
 
@@ -215,12 +224,13 @@ print("B wrote the same tokens:", displaced["B"] == alone["B"])
 # %% [markdown]
 # ## Admission is a bet on memory
 #
-# A request with a prompt of $P$ tokens that has written $t$ so far holds
+# For its next step, a request with a prompt of $P$ tokens that has written $t$ so far needs
 #
 # $$\left\lceil \frac{P + t}{\text{block size}} \right\rceil \text{ blocks.}$$
 #
 # Said aloud: *all tokens so far, in whole blocks*. With $P = 32$, $t = 60$ and blocks of 16 tokens: 92 / 16, rounded
-# up, 6 blocks. At admission it needed 2.
+# up, 6 blocks. At admission it needed 2. Between two steps it holds one token less: the newest has no keys and values
+# yet.
 #
 # So the scheduler admits by what a request needs *now*, and pays later. Watch a pool of 32 blocks fill up under 4 slots
 # and under 16.
@@ -307,7 +317,7 @@ redone = [sum(e.num_computed_tokens for e in run(slots) if e.type == "preempted"
 useful = sum(lengths) + 32 * num_requests
 bars(
     [f"{slots} slots" for slots in caps],
-    {"useful": [useful] * len(caps), "computed again": redone},
+    {"needed once (prompts and answers)": [useful] * len(caps), "computed again": redone},
     title=f"With 32 slots {redone[-1]:,} tokens are computed again, {redone[-1] / useful:.0%} on top of {useful:,}",
     unit="tokens",
     horizontal=False,
@@ -347,12 +357,13 @@ table(
 )
 
 # %% [markdown]
-# The counts agree, because the scheduler is the same object.
+# The counts agree, because the same code decides.
 #
 # Production engines stand on both sides. vLLM reserves nothing, recomputes what it preempts, and has `max_num_seqs` as
 # the brake; it has long kept a few blocks free when it admits, its *watermark*. TensorRT-LLM offers both ways. In one
 # overloaded run (its issue 16827, a 70B model on an H200) reserving nothing gave 40.6 % less throughput than
-# `GUARANTEED_NO_EVICT`.
+# `GUARANTEED_NO_EVICT`, its name for reserving the most. Your figure may show the other order: it depends on what
+# computing again costs, and how often it happens.
 #
 # Now the cards. In the steps in which somebody waited, what did the first in the queue wait for?
 
@@ -440,7 +451,7 @@ table(["workload", "static steps", "fewest possible", "continuous, counted on th
 # run out: the *drain*.
 #
 # In the last row both kinds of batching take the same number of steps. Neighbours in a sorted queue are alike, so
-# static batches waste little. If lengths were known, that would be a method. They are not known.
+# static batches waste less. If lengths were known, that would be a method. They are not known.
 #
 # So is the utilisation 100 %? Three conditions, measured on the same engine.
 
@@ -512,23 +523,26 @@ ratio = predicted_s[0] / predicted_s[1]
 print(f"seconds, predicted: {predicted_s[0]:.2f} static, {predicted_s[1]:.2f} continuous: {ratio:.2f}x")
 
 # %% [markdown]
-# The prediction stands. Now the measurement, with the real model.
+# The prediction stands. Now the measurement, with the real model: three runs each, in turns, so that whatever else your
+# machine does meets both alike. The run with the median time counts.
 
 # %%
-measured = {continuous4: serve(work, llm=llm, prompt_tokens=prompts)}
-del llm  # one model in memory at a time
-llm = LLM(model, device=device, batching=static4, num_blocks=num_blocks, seed=seed, verbose=False)
-serve([2], llm=llm)  # the first pass of a model is slower than all others
-measured[static4] = serve(work, llm=llm, prompt_tokens=prompts)
+engines = {continuous4: llm, static4: LLM(model, device=device, batching=static4, num_blocks=num_blocks, verbose=False)}
+serve([2], llm=engines[static4])  # the first pass of a model is slower than all others
+runs = {b: [] for b in (static4, continuous4)}
+for _ in range(3):
+    for b, found in runs.items():
+        found.append(serve(work, llm=engines[b], prompt_tokens=prompts))
+measured = {b: sorted(found, key=lambda run: summarize(run).makespan_s)[1] for b, found in runs.items()}
 measured_s = [summarize(measured[b]).makespan_s for b in (static4, continuous4)]
-del llm
+del llm, engines
 bars(
     ["static", "continuous"],
     {"predicted": predicted_s, "measured here": measured_s},
     title=f"{steps[0] / steps[1]:.2f}x in steps; in seconds {ratio:.2f}x predicted and "
     f"{measured_s[0] / measured_s[1]:.2f}x measured",
     unit="s",
-    caption=f"{model}, 12 requests on 4 slots. Predicted: replay with measured step times. Measured here.",
+    caption=f"{model}, 12 requests on 4 slots, median of 3 runs. Predicted: replay with measured step times.",
 )
 
 # %%
@@ -544,8 +558,9 @@ for b, guess, real in zip((static4, continuous4), predicted_s, measured_s, stric
     )
 
 # %% [markdown]
-# Both runs have the steps that were predicted, one by one: one scheduler decided. If the median step is off in both,
-# your machine was more or less busy than when you timed it. The ratio suffers less. Repeat it in a quiet moment.
+# Both runs have the steps that were predicted, one by one: the same code decided. Compare the two medians. If both
+# are off alike, your machine was more or less busy than when you timed it, and the ratio still holds. If only one is
+# off, other work slowed that run: repeat the cell in a quiet moment.
 #
 # ## "2 to 3x", tested
 #
@@ -633,8 +648,9 @@ table(
 
 # %% [markdown]
 # Code has the larger bound and the smaller gain: prompts take a large part of its time, and both schedulers compute
-# them all. The last row compares unequal caps. It is no trick: static batching must reserve memory for the longest
-# answer, so in production its batches *are* smaller.
+# them all. With 192 requests it even gains less on 32 slots than on 16: one answer of over a thousand tokens is the
+# wall for both, and more slots only help the static side. The last row compares unequal caps. It is no trick: static
+# batching must reserve memory for the longest answer, so in production its batches *are* smaller.
 #
 # The card takes the simulated numbers and the one that your machine measured.
 
@@ -746,4 +762,5 @@ ledger()
 # - vLLM, [Optimization and tuning: preemption](https://docs.vllm.ai/en/latest/configuration/optimization.html).
 # - Patel et al., [Splitwise](https://arxiv.org/abs/2311.18677), ISCA 2024: where the Azure traces come from.
 #
-# Next: [lab 2](../labs/lab2_continuous_batching.ipynb). You write `retire` and `admit`, and the engine runs yours.
+# Next: [lab 2](../labs/lab2_continuous_batching.ipynb). You write the four duties, two bounds and the size of a pool,
+# and the engine runs yours.
