@@ -8,7 +8,8 @@
 | `blocked` | time_s, step, request_id, seq_id, code, reason | the first in the queue is not admitted; once a reason |
 | `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | yields |
 | `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables or findable blocks changed |
-| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, num_swaps | done |
+| `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, \
+num_swaps | one iteration was computed |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
 | `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static: after `finished`) |
