@@ -188,6 +188,7 @@ class Engine:
             outputs = [self.abort(request_id) for request_id in list(self._builders)]
             for request_id in list(self.scheduler.requests):  # finished, but a learner's duty never retired it
                 self.scheduler.abort(request_id)
+            self._builders.clear()  # of what left in an update that failed before it was recorded
             self._pending.clear()
             return [output for output in outputs if output is not None]
 
@@ -200,8 +201,8 @@ class Engine:
     def step(self, partial: bool = True) -> list[RequestOutput]:
         """One iteration. Returns the requests that got tokens or ended in it; with partial=False only those that ended.
 
-        An exception from the scheduler or the executor aborts what runs: copies and swaps of a plan that was not carried
-        out whole are lost, so the K and V of its sequences cannot be trusted any more.
+        An exception from the scheduler or the executor aborts what runs: copies and swaps of a plan that was not
+        carried out whole are lost, so the K and V of its sequences cannot be trusted any more.
 
         Raises:
             SchedulerError: requests wait, but nothing can ever run.

@@ -6,8 +6,9 @@ It asks its duties (see `duties.py`) for decisions, carries them out, and refuse
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cbserve.core import batching as duty
 from cbserve.core.batching import Batching, ContinuousBatching
@@ -46,6 +47,18 @@ class Padding:
     lease: Lease
 
 
+def _each(name: str, decided: Any) -> Iterable[Any]:
+    """What a duty decided, which must be a list or a generator: a forgotten `return` gives None."""
+    if not isinstance(decided, Iterable):
+        raise SchedulerError(f"{name} returned {decided!r}; it must return a list or yield; an empty list is nobody")
+    return decided
+
+
+def _require_sequence(name: str, seq: Any) -> None:
+    if not isinstance(seq, Sequence):
+        raise SchedulerError(f"{name} named {seq!r}, which is no Sequence; name those of `policy` or `running`")
+
+
 class Scheduler(Duties):
     """Decides, iteration by iteration, who runs.
 
@@ -69,6 +82,10 @@ class Scheduler(Duties):
         max_model_len: int | None = None,
         preemption: str | Callable[[Sequence], str] = "recompute",
     ) -> None:
+        if not isinstance(batching, Batching | None):
+            raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")
+        if not isinstance(policy, Policy | None):
+            raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")
         if not callable(preemption) and preemption not in ("recompute", "swap"):
             raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or a function")
         self.kv = kv
@@ -145,10 +162,10 @@ class Scheduler(Duties):
         decodes_wait = any(not seq.is_prefilling for seq in self.running)
         for name in self.batching.duties(self._prefill_streak if decodes_wait else 0):
             if name == duty.DISPLACE:
-                for candidate, victim in self.displace(step):
-                    self._displace(candidate, victim, step)
+                for pair in _each("displace", self.displace(step)):
+                    self._displace(pair, step)
             elif name == duty.ADMIT and not plan.preemptions:
-                for seq in self.admit(step):
+                for seq in _each("admit", self.admit(step)):
                     self._admit(seq, step)
             elif name == duty.GROW_DECODES and step.rows:
                 break  # prefill first: decodes wait for a step without prefills
@@ -189,7 +206,7 @@ class Scheduler(Duties):
             self.policy.served(seq, len(row.token_ids))
         for key in result.completions:
             self.complete(key)
-        for seq in list(self.retire()):
+        for seq in list(_each("retire", self.retire())):
             changed.left += self._retire(seq)
         return changed
 
@@ -208,6 +225,7 @@ class Scheduler(Duties):
                 continue
             num_tokens = seq.num_computed_tokens + count
             while (victim := self.grow(seq, num_tokens, step)) is not None:
+                _require_sequence("grow", victim)
                 need = self.kv.blocks_needed(seq, num_tokens)
                 numbers: dict[str, int | float | str] = {"need": need, "free": self.kv.num_free_blocks}
                 numbers |= {"grower": seq.request.request_id, "victim": victim.request.request_id}
@@ -217,7 +235,12 @@ class Scheduler(Duties):
             else:
                 self._schedule_row(seq, count, step)
 
-    def _displace(self, candidate: Sequence, victim: Sequence, step: Step) -> None:
+    def _displace(self, pair: tuple[Sequence, Sequence], step: Step) -> None:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise SchedulerError(f"displace named {pair!r}; it must name pairs (candidate, victim)")
+        candidate, victim = pair
+        _require_sequence("displace", candidate)
+        _require_sequence("displace", victim)
         numbers: dict[str, int | float | str] = {
             "candidate": candidate.request.request_id,
             "why": f"priority {candidate.request.priority} before {victim.request.priority}",
@@ -227,11 +250,16 @@ class Scheduler(Duties):
             self._admit(candidate, step)
 
     def _admit(self, seq: Sequence, step: Step) -> None:
+        _require_sequence("admit", seq)
         if seq not in self.policy:
             raise SchedulerError(f"admit returned {seq!r}, which is not waiting; return sequences of `policy`")
         reason = self.blocked(seq, step)
         if reason is not None:
             raise SchedulerError(f"admit returned {seq!r}, which has no room: {reason}; stop before it")
+        if len(self.free_slots) < seq.pending_samples:  # `blocked` looks too, unless a subclass says otherwise
+            raise SchedulerError(
+                f"{seq!r} needs {seq.pending_samples} slots, {len(self.free_slots)} are free; let it wait"
+            )
         self.policy.remove(seq)
         step.reserved_blocks += self.most_blocks(seq)
         swaps, num_cached = self.kv.admit(seq)
@@ -249,6 +277,10 @@ class Scheduler(Duties):
 
     def _schedule_row(self, seq: Sequence, count: int, step: Step) -> None:
         start = seq.num_computed_tokens
+        if not 1 <= count <= seq.num_tokens - start:
+            raise SchedulerError(
+                f"{count} tokens of {seq!r} were to be computed; its step takes 1 to {seq.num_tokens - start}"
+            )
         step.copies[seq.seq_id] = self.kv.allocate(seq, start + count)
         step.budget_left -= count
         seq.num_scheduled_tokens = count
@@ -339,6 +371,7 @@ class Scheduler(Duties):
         return [parent, *children]
 
     def _retire(self, seq: Sequence) -> list[tuple[Sequence, int]]:
+        _require_sequence("retire", seq)
         if seq.state is not SequenceState.RUNNING or seq not in self.running:
             raise SchedulerError(f"retire returned {seq!r}, which does not run; return sequences of `running`")
         if not seq.is_finished:
@@ -360,6 +393,8 @@ class Scheduler(Duties):
                 self._pad(seq)
             else:
                 left.append((seq, self._release_slot(seq)))
+        elif seq.slot is not None:  # a learner's duty took it out of `running` by hand
+            left.append((seq, self._release_slot(seq)))
         self.kv.forget(seq)
         seq.state = SequenceState.FINISHED
         del self._by_id[seq.seq_id]
