@@ -70,7 +70,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] = "smollm2-135m",
         *,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
         batching: Batching | None = None,
         policy: Policy | None = None,
@@ -105,7 +105,16 @@ class LLM:
                 f"swap_space_bytes={swap_space_bytes} beside preemption='recompute', which swaps nothing; "
                 "choose 'swap' or 'auto'"
             )
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+            raise InvalidRequestError(f"seed={seed!r}: must be an integer from 0 to 2**63 - 1")
         batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
+        if not isinstance(policy, Policy | None):
+            raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")
+        if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
+            raise InvalidRequestError(f"scheduler={scheduler!r}: must be a subclass of Scheduler, the class itself")
+        for name, function in (("block_pool", block_pool), ("attention", attention)):
+            if function is not None and not callable(function):
+                raise InvalidRequestError(f"{name}={function!r}: must be a class or a function")
         self.device = _device(device)
         self.config, self.model, self.tokenizer = load_model(model, self.device, _dtype(dtype), seed)
         limit = self.config.max_position
@@ -114,14 +123,20 @@ class LLM:
         self.max_model_len = max_model_len or limit
         self.seed = seed
         num_blocks = self._num_blocks(num_blocks, kv_cache_bytes, block_size, batching.max_num_seqs, verbose)
-        pool = block_pool(num_blocks, block_size)
         checker = StopChecker(self.config.eos_token_ids, self.max_model_len, self.tokenizer.token_bytes)
         num_host_blocks = self._num_host_blocks(preemption, swap_space_bytes, num_blocks, block_size)
+        try:
+            self.executor = TorchExecutor(
+                self.model, num_blocks, block_size, attention, seed, num_host_blocks=num_host_blocks
+            )
+        except (RuntimeError, MemoryError) as error:  # torch's words for too little memory differ by device
+            gigabytes = (num_blocks + num_host_blocks) * block_size * self.kv_bytes_per_token / 1e9
+            raise InvalidRequestError(
+                f"num_blocks={num_blocks} of {block_size} tokens, with {num_host_blocks} for swapping, need "
+                f"{gigabytes:.1f} GB, which cannot be had here; lower num_blocks, kv_cache_bytes or swap_space_bytes"
+            ) from error
         host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
-        self.executor = TorchExecutor(
-            self.model, num_blocks, block_size, attention=attention, default_seed=seed, num_host_blocks=num_host_blocks
-        )
-        kv = KVCacheManager(pool, enable_prefix_caching, host_pool)
+        kv = KVCacheManager(block_pool(num_blocks, block_size), enable_prefix_caching, host_pool)
         how = faster_preemption(self.executor, block_size) if preemption == "auto" else preemption
         self.scheduler = scheduler(kv, batching, policy, checker, self.max_model_len, how)
         meta = {
@@ -219,6 +234,7 @@ class LLM:
         Raises:
             InvalidRequestError: one of them can never be served.
         """
+        self.require_idle()
         self.engine.new_trace()
         for output in self.engine.run(requests):
             if output.error:
@@ -234,17 +250,24 @@ class LLM:
     # ---- beneath ------------------------------------------------------------------------------------------------
 
     def _stream(self, requests: list[Request | tuple[Request, str]], partial: bool = True) -> Iterator[RequestOutput]:
+        self.require_idle()
+        self.engine.new_trace()
+        try:
+            for entry in requests:
+                if isinstance(entry, Request):
+                    self.engine.add_request(entry)
+                else:
+                    self.engine.refuse(*entry)
+            yield from self.engine.stream(partial=partial)
+        finally:
+            self.engine.abort_all()
+
+    def require_idle(self) -> None:
+        """Raise CBServeError while requests are unfinished: a second call would mix with them, or end them."""
         if self.engine.has_unfinished:
             raise CBServeError(
                 "this LLM is serving another call; finish or close that stream first, or use its engine directly"
             )
-        self.engine.new_trace()
-        for entry in requests:
-            if isinstance(entry, Request):
-                self.engine.add_request(entry)
-            else:
-                self.engine.refuse(*entry)
-        yield from self.engine.stream(partial=partial)
 
     def _requests(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
@@ -264,7 +287,9 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence | torch.Tensor) or isinstance(prompt, bytes):
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
             raise InvalidRequestError(
                 f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages"
             )
@@ -320,10 +345,13 @@ def _batching(batching: Batching | None, max_num_seqs: int | None, max_num_batch
     limits = {name: value for name, value in limits.items() if value is not None}
     if batching is not None and limits:
         raise InvalidRequestError(f"{', '.join(limits)} beside batching={batching}: give them to the batching instead")
+    if batching is not None and not isinstance(batching, Batching):
+        raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")
     return batching or ContinuousBatching(**limits)
 
 
-def _device(device: str | None) -> torch.device:
+def _device(device: str | torch.device | None) -> torch.device:
+    device = None if device is None else str(device)
     kind, _, index = (device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
     if kind not in ("cpu", "cuda") or not (index.isdecimal() or not index):
         raise InvalidRequestError(f"device={device!r}: must be 'cpu', 'cuda' or 'cuda:N'")
@@ -350,23 +378,23 @@ def _as_batch(prompts: Any) -> list[Prompt]:
     """One prompt or a list of them -> a list."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence | torch.Tensor) or isinstance(prompts, bytes):
+    if isinstance(prompts, torch.Tensor):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InvalidRequestError(
             f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them"
         )
     first = prompts[0] if len(prompts) else None
-    is_one = isinstance(first, Mapping) or (hasattr(first, "__index__") and not isinstance(first, bool))
-    if isinstance(prompts, torch.Tensor) and prompts.dim() > 1:
-        return [list(map(int, row)) for row in prompts]
+    is_id = isinstance(first, float) or (hasattr(first, "__index__") and not isinstance(first, bool | torch.Tensor))
+    is_one = isinstance(first, Mapping) or is_id
     return [prompts] if is_one else list(prompts)
 
 
 def _params_list(params: Any, num_prompts: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
-    params = list(params)
-    wrong = next((p for p in params if not isinstance(p, SamplingParams)), None)
-    if wrong is not None:
+    params = list(params) if isinstance(params, Iterable) else [params]
+    for wrong in (p for p in params if not isinstance(p, SamplingParams)):
         raise InvalidRequestError(f"params: {wrong!r} is no SamplingParams")
     if len(params) != num_prompts:
         raise InvalidRequestError(f"{len(params)} params for {num_prompts} prompts; give one for all, or one each")

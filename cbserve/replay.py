@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import Row, StepPlan
 from cbserve.core.request import SamplingParams
 
@@ -25,10 +26,17 @@ CONTEXTS = (64, 512)
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds of a step: `points` are (tokens computed, seconds) at no context, `per_context_token_s` is added for each
-    cached token that the step reads. Call it with a plan."""
+    cached token that the step reads. Call it with a plan.
+
+    Raises InvalidRequestError for fewer than two points, or points that do not rise in tokens."""
 
     points: tuple[tuple[int, float], ...]
     per_context_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = [num_tokens for num_tokens, _ in self.points]
+        if len(sizes) < 2 or any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+            raise InvalidRequestError(f"points={self.points!r}: must be at least two (tokens, seconds), tokens rising")
 
     def __call__(self, plan: StepPlan) -> float:
         return self.seconds(plan.num_tokens, sum(row.start for row in plan.rows))
@@ -49,21 +57,40 @@ def measure_step_times(
 ) -> StepTimes:
     """Time single steps of `llm` while it is idle: decode rows up to 32 tokens, one prefill chunk beyond. Medians.
 
-    Takes a few seconds for SmolLM2 on a CPU. The KV pool's content is overwritten; no request may run.
+    Takes a few seconds for SmolLM2 on a CPU. What the KV pool holds is put back, since a prefix cache may find it.
+
+    Args:
+        num_tokens: sizes of the steps; those that pool or model cannot take are left out.
+
+    Raises:
+        InvalidRequestError: no sizes, or one below 1, or fewer than 1 repeat.
+        CBServeError: requests are unfinished.
     """
+    if not num_tokens or any(not isinstance(n, int) or n < 1 for n in num_tokens):
+        raise InvalidRequestError(f"num_tokens={num_tokens!r}: must be integers of at least 1")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise InvalidRequestError(f"repeats={repeats!r}: must be an integer of at least 1")
+    llm.require_idle()
     short, long = contexts
     pool = llm.scheduler.kv.pool
     most = min(max(num_tokens), pool.num_blocks * pool.block_size, llm.max_model_len)
     sizes = [n for n in num_tokens if n <= most] or [most]
     plans = {n: _decodes(llm, n, short) if n <= 32 else _prefill(llm, n) for n in sizes}
-    rows = min(8, max(n for n in sizes if n <= 32))
+    rows = min(8, max((n for n in sizes if n <= 32), default=1))
+    plans.setdefault(rows, _decodes(llm, rows, short))
     plans[-1] = _decodes(llm, rows, long)  # the same rows, more context
     times: dict[int, list[float]] = {n: [] for n in plans}
-    for repeat in range(repeats + 1):  # the first round warms up
-        for n, plan in plans.items():
-            duration = llm.executor.execute(plan).duration_s
-            if repeat:
-                times[n].append(duration)
+    cache, blocks = llm.executor.kv_cache, sorted({b for p in plans.values() for r in p.rows for b in r.block_table})
+    kept = cache[:, :, blocks] if llm.scheduler.kv.enable_prefix_caching else None  # a copy
+    try:
+        for repeat in range(repeats + 1):  # the first round warms up
+            for n, plan in plans.items():
+                duration = llm.executor.execute(plan).duration_s
+                if repeat:
+                    times[n].append(duration)
+    finally:
+        if kept is not None:
+            cache[:, :, blocks] = kept
     median = {n: statistics.median(values) for n, values in times.items()}
     context_of = {n: sum(row.start for row in plan.rows) for n, plan in plans.items()}
     more = context_of[-1] - context_of[rows] if rows in context_of else 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
 
@@ -35,7 +36,20 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN and infinity; an int may be too large for a float
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """None, one value or several -> a tuple."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,7 @@ class SamplingParams:
 
     Args:
         max_tokens: at most so many new tokens; None means up to the model's length or the pool's.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 is greedy, and so is what lies below 1e-5; otherwise logits are divided by it.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p, in (0, 1].
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
@@ -72,12 +86,14 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
         if self.max_tokens is not None:
             _require(
-                _is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None"
+                _is_int(self.max_tokens) and self.max_tokens >= 1,
+                "max_tokens",
+                self.max_tokens,
+                "an int of at least 1, or None",
             )
         _require(
             _is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0"
@@ -87,12 +103,17 @@ class SamplingParams:
         _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         if self.seed is not None:
             _require(_is_int(self.seed) and self.seed >= 0, "seed", self.seed, "an integer >= 0, or None")
-        _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "strings of at least one character")
+        _require(
+            all(_is_text(s) and s for s in self.stop),
+            "stop",
+            self.stop,
+            "strings of at least one character, no surrogates",
+        )
         _require(
             all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids >= 0"
         )
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
-        _require(_is_int(self.n) and self.n >= 1, "n", self.n, "at least 1")
+        _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an int of at least 1")
         if self.logprobs is not None:
             _require(
                 _is_int(self.logprobs) and 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "in 0..20, or None"
@@ -128,6 +149,14 @@ class Request:
             _require(
                 _is_number(self.arrival_s) and self.arrival_s >= 0, "arrival_s", self.arrival_s, "a finite time >= 0"
             )
+        ids = self.prompt_token_ids
+        _require(isinstance(self.request_id, str), "request_id", self.request_id, "a string")
+        _require(
+            hasattr(ids, "__len__") and hasattr(ids, "__getitem__") and not isinstance(ids, str | bytes),
+            "prompt_token_ids", ids, "a sequence of token ids; an LLM takes text",
+        )  # fmt: skip
+        _require(isinstance(self.params, SamplingParams), "params", self.params, "SamplingParams")
+        _require(_is_text(self.cache_salt), "cache_salt", self.cache_salt, "a string")
         _require(_is_int(self.priority), "priority", self.priority, "an integer (lower is more urgent)")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 # How many candidates are sorted at first when looking for a nucleus; each further try takes 16 times as many.
 _SHORTLIST = 64
 _CHUNK = 64
+_GREEDY_BELOW = 1e-5  # as in vLLM: logits divided by less overflow
 _MASK64 = (1 << 64) - 1
 
 
@@ -48,7 +49,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list
     if not rows:
         return [], []
     token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    random = [index for index, row in enumerate(rows) if row.temperature > 0]
+    random = [index for index, row in enumerate(rows) if row.temperature >= _GREEDY_BELOW]
     if random:
         drawn = _draw(logits if len(random) == len(rows) else logits[random], [rows[index] for index in random])
         for index, token_id in zip(random, drawn, strict=True):

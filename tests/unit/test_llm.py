@@ -45,7 +45,8 @@ BAD_PROMPTS = {
     "none": (None, "NoneType"), "bytes": (b"x", "bytes"), "empty": ([], "no tokens"), "text empty": ("", "no tokens"),
     "id too large": ([1, 999_999], "999999"), "negative id": ([-1], "-1"), "float id": ([1, 1.5], "1.5"),
     "too long": ([5] * 5000, "5000"), "lone surrogate": ("a\ud800", "Unicode"),
-    "bad message": ([{"role": "user"}], "content"),
+    "bad message": ([{"role": "user"}], "content"), "float tensor": (torch.tensor([1.5]), "1.5"),
+    "scalar tensor": (torch.tensor(3), "int"), "deep tensor": (torch.ones(1, 2, dtype=torch.int64), "[1, 1]"),
 }  # fmt: skip
 
 
@@ -61,8 +62,15 @@ def test_one_bad_prompt_fails_alone_and_says_why(tiny, case):
 BAD_ARGUMENTS = {
     "block_size": 0, "num_blocks": -1, "kv_cache_bytes": 10, "max_model_len": 10**9, "max_num_seqs": 0,
     "dtype": "float8",
-    "device": "tpu", "max_num_batched_tokens": 0,
+    "device": "tpu", "max_num_batched_tokens": 0, "seed": -1, "batching": "static", "policy": "priority",
+    "scheduler": None, "block_pool": 5, "attention": 5, "swap_space_bytes": 3,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [{"num_blocks": 10**13}, {"kv_cache_bytes": 10**18}, {"block_size": 10**9}])
+def test_a_pool_beyond_all_memory_is_refused_with_its_size(size):
+    with pytest.raises(InvalidRequestError, match=r"GB, which cannot be had here; lower num_blocks"):
+        LLM("tiny", verbose=False, **({"num_blocks": 4096} | size if "block_size" in size else size))
 
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
@@ -79,7 +87,7 @@ def test_arguments_that_contradict_each_other_are_refused():
         LLM("tiny", batching=StaticBatching(3), max_num_seqs=4, verbose=False)
 
 
-@pytest.mark.parametrize("params", [[GREEDY], [GREEDY, "fast"], "greedy"])
+@pytest.mark.parametrize("params", [[GREEDY], [GREEDY, "fast"], "greedy", [GREEDY, None], 5])
 def test_params_that_do_not_fit_the_prompts_start_nothing(tiny, params):
     with pytest.raises(InvalidRequestError):
         tiny.generate(["a", "b"], params, use_tqdm=False)

@@ -196,6 +196,7 @@ BAD_PARAMS = [
     {"max_tokens": 0}, {"max_tokens": 2.5}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -2},
     {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 2}, {"seed": -1}, {"stop": [""]}, {"stop": [3]},
     {"stop_token_ids": [-1]}, {"n": 0}, {"logprobs": -1}, {"logprobs": 21}, {"ignore_eos": "no"}, {"max_tokens": True},
+    {"stop": 5}, {"stop": ["\ud800"]}, {"stop_token_ids": "7"}, {"temperature": 10**400},
 ]  # fmt: skip
 
 
