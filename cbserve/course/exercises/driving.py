@@ -6,6 +6,7 @@ A run is written as one word for each step, one character for each slot: "AB. AB
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,20 +16,24 @@ from cbserve.core.batching import ContinuousBatching
 from cbserve.core.blocks import BlockPool
 from cbserve.core.errors import SchedulerError
 from cbserve.core.kv_cache import KVCacheManager
-from cbserve.core.policies import Policy
+from cbserve.core.policies import FCFS, Policy
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Admitted, Arrived, Finished, Left, Preempted, StepEvent, StepRow, Trace
+from cbserve.course.values import shown
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
 from cbserve.serving import request_name
 
 EMPTY = "."
 BLOCK_SIZE = 4
+PATIENCE = 10_000  # times that one thing may be asked of the scheduler or its queue in a step; the engine needs some 100
+NO_END = "did not come back"
 
 #: What to serve: `lengths` (an EOS ends the answer), and where wanted `max_tokens`, `prompts`, `arrivals` and
-#: `priorities`, one each; `slots`, `budget` (tokens a step), `num_blocks` of 4 tokens. A step takes one second.
+#: `priorities`, one each; `slots`, `budget` (tokens a step), `num_blocks` of 4 tokens, `prefix_caching`. Prompts begin
+#: alike. A step takes one second.
 Setting = dict[str, Any]
 
 
@@ -38,8 +43,12 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
     names = [request_name(i) for i in range(len(lengths))]
     batching = ContinuousBatching(max_num_seqs=setting["slots"], max_num_batched_tokens=setting.get("budget") or 2048)
     pool = BlockPool(setting.get("num_blocks") or 1000, BLOCK_SIZE)
+    asked: Counter[str] = Counter()
+    policy = FCFS() if policy is None else policy
+    policy.__class__ = _watched(type(policy), asked)
+    kv = KVCacheManager(pool, enable_prefix_caching=setting.get("prefix_caching", False))
     engine = Engine(
-        scheduler(KVCacheManager(pool), batching, policy, StopChecker([EOS])),
+        _watched(scheduler, asked)(kv, batching, policy, StopChecker([EOS])),
         ScriptedExecutor(dict(zip(names, lengths, strict=True))),
         VirtualClock(),
     )
@@ -54,6 +63,7 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
             for _ in range(20 * sum(lengths) + 200):
                 if not engine.has_unfinished:
                     break
+                asked.clear()
                 engine.step(partial=False)
             else:
                 stopped = "it did not come to an end"
@@ -61,6 +71,20 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
         stopped = str(error)
     trace = engine.trace
     return {"steps": written(trace, setting["slots"]), "gave_way": _displacements(trace), "stopped": stopped}
+
+
+def _watched(kind: type, asked: Counter[str]) -> Any:
+    """A subclass of `kind` that ends a loop without end: its attributes are asked for over and over in one step."""
+
+    class Watched(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            asked[name] += 1
+            if asked[name] > PATIENCE:
+                what = "peek()" if asked["peek"] > PATIENCE / 10 else "the scheduler"
+                raise SchedulerError(f"a duty {NO_END}: it asked {what} thousands of times in one step")
+            return super().__getattribute__(name)
+
+    return Watched
 
 
 def written(trace: Trace, slots: int) -> str:
@@ -76,21 +100,40 @@ def written(trace: Trace, slots: int) -> str:
 
 
 def told(setting: Setting) -> str:
-    """The setting in one line: "A 4+3, B 4+6 (prompt + answer) on 2 slots"."""
+    """The setting in one line: "2 slots; A: prompt 4, answer 3; B: prompt 4, answer 6"."""
     lengths, prompts = setting["lengths"], _each(setting, "prompts", 4)
     caps, times = _each(setting, "max_tokens", None), _each(setting, "arrivals", 0)
     urgency = _each(setting, "priorities", None)
-    parts = []
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        more = f" (max {caps[i]})" if caps[i] is not None else ""
-        more += f" p{urgency[i]}" if urgency[i] is not None else ""
-        parts.append(f"{request_name(i)} {prompt}+{length}{more}" + (f" at {times[i]}" if times[i] else ""))
-    text = f"{', '.join(parts)} on {setting['slots']} slots"
+    parts = [f"{setting['slots']} slots"]
     if setting.get("num_blocks"):
-        text += f", {setting['num_blocks']} blocks of {BLOCK_SIZE}"
+        parts.append(f"{setting['num_blocks']} blocks of {BLOCK_SIZE}")
     if setting.get("budget"):
-        text += f", {setting['budget']} tokens a step"
-    return text
+        parts.append(f"{setting['budget']} tokens a step")
+    if setting.get("prefix_caching"):
+        parts.append("prompts begin alike, known prefixes are cached")
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        more = f", max_tokens {caps[i]}" if caps[i] is not None else ""
+        more += f", priority {urgency[i]}" if urgency[i] is not None else ""
+        more += f", arrives at {times[i]}" if times[i] else ""
+        parts.append(f"{request_name(i)}: prompt {prompt}, answer {length}{more}")
+    return "; ".join(parts)
+
+
+def gave(value: Any) -> str:
+    """What came of a run in one line: "slots by step: AB AB AB C."; any other value as it is shown everywhere."""
+    if not isinstance(value, dict):
+        return shown(value)
+    words, parts = value["steps"].split(), []
+    if words:
+        cut = f" ... ({len(words)} steps)" if len(words) > 40 else ""
+        parts.append(f"slots by step: {' '.join(words[:40])}{cut}")
+    for pair in value["gave_way"].split()[:8]:
+        names, step = pair.split("@")
+        candidate, victim = names.split(">")
+        parts.append(f"step {step}: {candidate} took the place of {victim}")
+    if value["stopped"]:
+        parts.append(f"stopped: {value['stopped']}")
+    return "; ".join(parts) or "nobody ran"
 
 
 def first_wrong_step(value: dict[str, str], expected: dict[str, str]) -> tuple[int, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 from cbserve.core.bounds import continuous_steps_bound, harmonic, static_steps, step_speedup_bound
 from cbserve.core.errors import SchedulerError
 from cbserve.core.policies import Policy, Priority
-from cbserve.core.request import Request, SamplingParams, Sequence
+from cbserve.core.request import Request, SamplingParams, Sequence, SequenceState
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
-from cbserve.course.exercise import Case, Exercise
-from cbserve.course.exercises.driving import EMPTY, Setting, drive, first_wrong_step, picture, told
+from cbserve.course.exercise import Case, Exercise, is_written
+from cbserve.course.exercises.driving import EMPTY, NO_END, Setting, drive, first_wrong_step, gave, picture, told
 from cbserve.course.exercises.slips import Slip, named_slip
 from cbserve.serving import request_name
 
@@ -67,14 +68,30 @@ def _retire_cases(seed: int) -> list[Case]:
         setting = _random_setting(rng, tight=False, short_steps=False)
         setting["max_tokens"] = [rng.choice((99, rng.randint(1, 9))) for _ in setting["lengths"]]
         engine.append(("engine", setting))
+    engine.append(("engine", {"lengths": [5, 5, 5], "prompts": [20, 20, 20], "slots": 2, "budget": 8}))
+    engine.append(("engine", _random_setting(rng, tight=False, short_steps=True)))
     return fixed + drawn + engine
+
+
+NO_TOKEN = "IndexError on an answer without a token"
 
 
 def _run_retire(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise SchedulerError('two answers are wanted: check("lab2.ex1", is_complete, Retiring)')
     is_complete, retiring = answer
-    return is_complete(*args[1:]) if args[0] == "tokens" else drive(args[1], _a_class(retiring, Scheduler, "Retiring"))
+    if args[0] == "tokens":
+        if not is_written(is_complete):
+            raise NotImplementedError("is_complete: not attempted, it is still a stub")
+        return is_complete(*args[1:])
+    if not is_written(retiring):
+        raise NotImplementedError("is_complete is right; Retiring: not attempted, it is still a stub")
+    try:
+        return drive(args[1], _a_class(retiring, Scheduler, "Retiring"))
+    except IndexError:  # in a step too small for its prompt a sequence runs before it has a token
+        if not args[1].get("budget"):
+            raise
+        return {"steps": "", "gave_way": "", "stopped": NO_TOKEN}
 
 
 def _reference_retire(kind: str, *args: Any) -> Any:
@@ -111,6 +128,12 @@ def _diagnose_retire(args: Case, value: Any, expected: Any) -> str:
             return "ignore_eos=True means: an EOS does not end the answer"
         return "only the last token is new: an EOS before it was ignored, or the answer would have ended there"
     stopped = value["stopped"]
+    if stopped == NO_TOKEN:
+        return (
+            "a sequence whose prompt is not finished has no output token; look at the list before its last item"
+        )
+    if NO_END in stopped:
+        return "a loop in your retire never ends: go over self.running once"
     if "is not finished" in stopped:
         return "retire returned a sequence that goes on: return only those whose answer is complete"
     if "does not run" in stopped:
@@ -144,19 +167,52 @@ def _admit_cases(seed: int) -> list[Case]:
         {"lengths": [6, 5, 4], "prompts": [4, 4, 4], "slots": 3, "num_blocks": 5},
         {"lengths": [6, 5, 2, 2], "prompts": [8, 12, 2, 2], "slots": 4, "num_blocks": 4},
         {"lengths": [3, 3, 3, 3], "prompts": [6, 6, 6, 1], "slots": 4, "budget": 8},
+        # B finds 8 tokens of its prompt in A's blocks, needs one block more, and none is free until A has left.
+        {"lengths": [8, 3], "prompts": [8, 12], "arrivals": [0, 6], "slots": 2, "num_blocks": 4, "prefix_caching": True},
     ]
     drawn = [_random_setting(rng, tight, short) for tight in (False, True) for short in (False, True, True)]
+    drawn.append(_random_setting(rng, tight=True, short_steps=False) | {"prefix_caching": True})
     return [(setting,) for setting in [*fixed, *drawn]]
+
+
+AT_ONCE = "admit returned all at once"
+
+
+def _run_admit(answer: Any, args: Case) -> dict[str, str]:
+    run = drive(args[0], _a_class(answer, Scheduler, "Admitting"))
+    if run["stopped"] and not inspect.isgeneratorfunction(answer.admit):
+        run["stopped"] += f" ({AT_ONCE})"
+    return run
 
 
 def _diagnose_admit(args: Case, value: Any, expected: Any) -> str:
     (setting,), stopped = args, value["stopped"]
+    if NO_END in stopped:
+        if "peek" in stopped:
+            return (
+                "your loop asked the same first request again without yielding it; return when it has no room, or "
+                "the loop never ends"
+            )
+        return "a loop in your admit never ends: return when the first in the queue has no room"
     if "has no room" in stopped:
+        if AT_ONCE in stopped:
+            return (
+                "the list was full before anybody had a seat, so slots, budget and blocks were out of date: yield, do "
+                "not collect"
+            )
         if "slot" in stopped:
             return "a sequence was admitted without a free slot: look at self.free_slots before each one"
+        if "block" in stopped and setting.get("prefix_caching"):
+            return (
+                "a sequence was admitted without blocks for its tokens of this step: blocks_needed wants all tokens "
+                "that its table shall hold, the cached ones (self.kv.num_cached_tokens) and those of this step"
+            )
         if "block" in stopped:
             return "a sequence was admitted without blocks for its tokens of this step: compare blocks needed and free"
         return "a sequence was admitted when the step's token budget was used up: num_new_tokens(seq, step) is 0 then"
+    if "not waiting" in stopped and f", {SequenceState.RUNNING}, " in stopped:
+        cure = "yield, do not collect" if AT_ONCE in stopped else "ask peek() again after each yield"
+        return f"the same request came twice: {cure}"
     if "not waiting" in stopped:
         return "admit names sequences that wait, each once; the scheduler takes them out of the queue: peek, not pop"
     if not value["steps"]:
@@ -400,6 +456,8 @@ def _diagnose_displace(args: Case, value: Any, expected: Any) -> str:
     setting = args[0]
     names = [request_name(i) for i in range(len(setting["lengths"]))]
     urgency = dict(zip(names, setting["priorities"], strict=True))
+    if NO_END in value["stopped"]:
+        return "a loop in your displaces never ends: go over `running` once"
     if "does not run" in value["stopped"]:
         return "displaces names one of `running`, the sequence itself, or None"
     mine, theirs = (run["gave_way"].split() for run in (value, expected))
@@ -439,6 +497,7 @@ EXERCISES = (
         diagnose=_diagnose_retire,
         run=_run_retire,
         words=_words_retire,
+        gave=gave,
         figure=_picture_retire,
     ),
     Exercise(
@@ -455,13 +514,14 @@ EXERCISES = (
             "block is "
             "missing for that one. Otherwise yield it; the scheduler seats it before your loop goes on.",
             "tokens = self.num_new_tokens(seq, step) is 0 when the budget is used up. Blocks suffice if "
-            "self.kv.blocks_needed(seq, seq.num_computed_tokens + tokens) is at most self.kv.num_free_blocks.",
+            "self.kv.blocks_needed(seq, self.kv.num_cached_tokens(seq) + tokens) is at most self.kv.num_free_blocks.",
         ),
         cases=_admit_cases,
         reference=lambda setting: drive(setting),
         diagnose=_diagnose_admit,
-        run=lambda answer, args: drive(args[0], _a_class(answer, Scheduler, "Admitting")),
+        run=_run_admit,
         words=lambda answer, args: f"the engine with your admit: {told(args[0])}",
+        gave=gave,
         figure=picture,
     ),
     Exercise(
@@ -544,6 +604,7 @@ EXERCISES = (
         diagnose=_diagnose_displace,
         run=_run_displace,
         words=lambda answer, args: f"the engine with your displaces: {told(args[0])}",
+        gave=gave,
         figure=picture,
     ),
 )

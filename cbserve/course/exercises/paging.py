@@ -12,6 +12,8 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +58,7 @@ def as_attention(decode: Decode) -> Callable[..., Tensor]:
         for table, first, end, length in zip(tables, bounds[:-1], bounds[1:], lens.tolist(), strict=True):
             for query in range(first, end):
                 context = length - (end - 1 - query)
-                blocks = table[: -(-context // block_size)]
+                blocks = table[: -(-context // block_size)].long()
                 out[query] = decode(q[query], k_cache, v_cache, blocks, context, scale)
         return out
 
@@ -77,12 +79,18 @@ def launch_decode(
     group = heads // kv_heads
     if group & (group - 1):
         raise KernelError(f"{heads} query heads on {kv_heads} KV heads: this kernel takes 1, 2, 4 or 8 a KV head")
-    out = torch.full_like(q, torch.nan)  # what the kernel does not write is seen
-    kernel[(kv_heads,)](
-        q, k_cache, v_cache, block_table, out, context_len, scale,
-        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-    )  # fmt: skip
-    return out
+    device = q.device if interpreting() else torch.device("cuda")
+    arguments = [x.to(device).contiguous() for x in (q, k_cache, v_cache, block_table)]
+    out = torch.full_like(arguments[0], torch.nan)  # what the kernel does not write is seen
+    try:
+        kernel[(kv_heads,)](
+            *arguments, out, context_len, scale,
+            KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        )  # fmt: skip
+    except Exception as error:
+        # The interpreter wraps what went wrong in the kernel, and with it the line.
+        raise (error.__cause__ if type(error).__name__ == "InterpreterError" else None) or error from None
+    return out.to(q.device)
 
 
 def run_blocks(absorb: Absorb, arguments: Arguments) -> Tensor:
@@ -103,19 +111,22 @@ def run_blocks(absorb: Absorb, arguments: Arguments) -> Tensor:
     return out
 
 
+def triton_language() -> Any:
+    """`triton.language`, imported for the interpreter where there is no GPU. Without Triton a name that is enough to
+    define a kernel with."""
+    return SimpleNamespace(constexpr=int) if why_no_triton() else import_module("triton.language")
+
+
 def why_no_triton() -> str:
-    """"" where a learner's kernel can run: compiled on CUDA, else in the interpreter. Otherwise the reason."""
+    """An empty text where a learner's kernel can run: compiled on CUDA, else in the interpreter. Otherwise the reason."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed here (it has no build for macOS and Windows): write absorb instead"
     if torch.cuda.is_available() and not interpreting():
         return ""
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"  # must be there before triton is imported
-    import numpy
-    import triton
-    import triton.language as tl
-
-    if not (interpreting() and type(tl.sum).__name__ == "InterpretedFunction"):
+    numpy, triton, language = map(import_module, ("numpy", "triton", "triton.language"))
+    if not (interpreting() and type(language.sum).__name__ == "InterpretedFunction"):
         return "Triton was imported before TRITON_INTERPRET=1 was set: restart the kernel and run from the top"
     versions = [tuple(int(part) for part in module.__version__.split(".")[:2]) for module in (triton, numpy)]
     if versions[0] <= (3, 6) and versions[1] >= (2, 4):
