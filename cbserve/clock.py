@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
+
+from cbserve.core.errors import InvalidRequestError
 
 
 class Clock(Protocol):
@@ -57,6 +60,8 @@ class VirtualClock:
         return self._now
 
     def advance(self, duration_s: float) -> None:
+        if not hasattr(duration_s, "__float__") or not 0 <= duration_s < math.inf:
+            raise InvalidRequestError(f"step_time_s gave {duration_s!r}: a step takes a finite number of seconds >= 0")
         self._now += duration_s
 
     def wait_until(self, time_s: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cbserve.clock import VirtualClock
 from cbserve.core.batching import Batching, ContinuousBatching
@@ -26,6 +26,24 @@ if TYPE_CHECKING:
 def request_name(index: int) -> str:
     """A, B, ..., Z, A1, B1, ...: the letters that the figures show."""
     return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """A list of plain Python values, of a list, an array or a tensor."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Iterable):
+        raise InvalidRequestError(f"{name}={values!r}: must be a list, one value a request")
+    return list(values)
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and not hasattr(value, "__len__")
+
+
+def _require_at_least_1(**values: object) -> None:
+    for name, value in values.items():
+        if value is not None and (not _is_integer(value) or value < 1):  # type: ignore[operator]
+            raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least 1")
 
 
 def serve(
@@ -72,16 +90,21 @@ def serve(
     Raises:
         InvalidRequestError: a length is not an integer of at least 1, or two arguments do not fit each other.
     """
-    lengths = list(lengths)
+    lengths = _listed("lengths", lengths)
     for index, length in enumerate(lengths):
         if not hasattr(length, "__index__") or isinstance(length, bool) or length < 1:
             raise InvalidRequestError(f"lengths[{index}]={length!r}: must be an integer of at least 1")
     given = prompts is not None
-    sizes = [prompt_tokens] * len(lengths) if isinstance(prompt_tokens, int) else list(prompt_tokens)
+    _require_at_least_1(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
+        raise InvalidRequestError(f"scheduler={scheduler!r}: must be a subclass of Scheduler, the class itself")
+    sizes = _listed("prompt_tokens", [prompt_tokens] * len(lengths) if _is_integer(prompt_tokens) else prompt_tokens)
+    for size in sizes:
+        _require_at_least_1(prompt_tokens=size)
     texts: list[Sequence[int]] = list(prompts) if prompts is not None else [range(1, 1 + size) for size in sizes]
-    arrivals = [0.0] * len(lengths) if arrivals_s is None else list(arrivals_s)
-    urgency = [0] * len(lengths) if priorities is None else list(priorities)
-    salts = [""] * len(lengths) if cache_salts is None else list(cache_salts)
+    arrivals = [0.0] * len(lengths) if arrivals_s is None else _listed("arrivals_s", arrivals_s)
+    urgency = [0] * len(lengths) if priorities is None else _listed("priorities", priorities)
+    salts = [""] * len(lengths) if cache_salts is None else _listed("cache_salts", cache_salts)
     per_request = {"prompts" if given else "prompt_tokens": texts, "arrivals_s": arrivals, "priorities": urgency}
     for name, values in (per_request | {"cache_salts": salts}).items():
         if len(values) != len(lengths):

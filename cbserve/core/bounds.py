@@ -6,9 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from cbserve.core.errors import InvalidRequestError
+
 
 def static_steps(lengths: Sequence[int], batch_size: int) -> int:
-    """Steps of static batching: each batch, in order of arrival, takes as long as its longest answer."""
+    """Steps of static batching: each batch, in order of arrival, takes as long as its longest answer.
+
+    Raises:
+        InvalidRequestError: here and in the others: no lengths, a length or a batch size below 1.
+    """
+    _require_work(lengths, batch_size)
     return sum(max(batch) for batch in _batches(lengths, batch_size))
 
 
@@ -23,6 +30,7 @@ def continuous_steps_bound(lengths: Sequence[int], batch_size: int) -> int:
 
     All slots full all the time, or the longest answer alone: neither can be beaten.
     """
+    _require_work(lengths, batch_size)
     return max(-(-sum(lengths) // batch_size), max(lengths))
 
 
@@ -35,6 +43,13 @@ def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n. The longest of n exponential lengths is H_n times the mean, so a static batch of n
     uses 1 / H_n of its slots (Renyi 1953)."""
     return sum(1 / k for k in range(1, n + 1))
+
+
+def _require_work(lengths: Sequence[int], batch_size: int) -> None:
+    if not hasattr(batch_size, "__index__") or batch_size < 1:
+        raise InvalidRequestError(f"batch_size={batch_size!r}: must be an integer of at least 1")
+    if not hasattr(lengths, "__len__") or not len(lengths) or min(lengths) < 1:
+        raise InvalidRequestError(f"lengths={lengths!r}: must be a list of at least one length, each at least 1 token")
 
 
 def _batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
 
@@ -29,7 +30,10 @@ class LengthTable:
     licence: str
 
     def sample_output(self, n: int, seed: int = 0) -> list[int]:
-        """`n` output lengths, independent, at least 1: the inverse of the table's distribution function."""
+        """`n` output lengths, independent, at least 1: the inverse of the table's distribution function.
+
+        Raises InvalidRequestError when `n` is no integer of at least 0.
+        """
         return _sample(self.output, self.num_requests, n, seed)
 
     def sample_prompt(self, n: int, seed: int = 0) -> list[int]:
@@ -37,16 +41,15 @@ class LengthTable:
         return _sample(self.prompt, self.num_requests, n, seed)
 
 
-@cache
 def azure(name: str) -> LengthTable:
     """The Azure LLM inference trace of 2023: "conv" (chat) or "code" (completion). Patel et al. 2024, Splitwise.
 
     Raises:
         InvalidRequestError: another name.
     """
-    data = json.loads((files("cbserve.workloads") / "data" / "azure_2023.json").read_text(encoding="utf-8"))
     if name not in ("conv", "code"):
         raise InvalidRequestError(f"azure({name!r}): there are 'conv' and 'code'")
+    data = _azure_tables()
     table = data[name]
     return LengthTable(
         f"Azure {name} 2023",
@@ -60,24 +63,61 @@ def azure(name: str) -> LengthTable:
     )
 
 
+@cache
+def _azure_tables() -> dict[str, Any]:
+    text: str = (files("cbserve.workloads") / "data" / "azure_2023.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
 def fixed(length: int, n: int) -> list[int]:
-    """`n` equal lengths: static batching wastes nothing on them."""
+    """`n` equal lengths: static batching wastes nothing on them.
+
+    Raises:
+        InvalidRequestError: `length` is below 1, or `n` below 0.
+    """
+    _require_count("length", length, 1)
+    _require_count("n", n, 0)
     return [length] * n
 
 
 def exponential(mean: float, n: int, seed: int = 0) -> list[int]:
-    """`n` exponential lengths, rounded up to whole tokens."""
+    """`n` exponential lengths, rounded up to whole tokens.
+
+    Raises:
+        InvalidRequestError: `mean` is not above 0, or `n` below 0.
+    """
+    _require_scale("mean", mean)
+    _require_count("n", n, 0)
     rng = random.Random(seed)
     return [math.ceil(rng.expovariate(1 / mean)) or 1 for _ in range(n)]
 
 
 def lognormal(median: float, sigma: float, n: int, seed: int = 0) -> list[int]:
-    """`n` lognormal lengths: the logarithm has standard deviation `sigma`; at least 1 token."""
+    """`n` lognormal lengths: the logarithm has standard deviation `sigma`; at least 1 token.
+
+    Raises:
+        InvalidRequestError: `median` is not above 0, `sigma` not in 0..10, or `n` below 0.
+    """
+    _require_scale("median", median)
+    if not hasattr(sigma, "__float__") or not 0 <= sigma <= 10:
+        raise InvalidRequestError(f"sigma={sigma!r}: must be a number from 0 to 10 (1 is long-tailed already)")
+    _require_count("n", n, 0)
     rng = random.Random(seed)
     return [max(1, round(median * math.exp(rng.gauss(0.0, sigma)))) for _ in range(n)]
 
 
+def _require_scale(name: str, value: float) -> None:
+    if not hasattr(value, "__float__") or not 0 < value < 1e12:
+        raise InvalidRequestError(f"{name}={value!r}: must be a number of tokens above 0")
+
+
+def _require_count(name: str, value: int, least: int) -> None:
+    if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
+        raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}")
+
+
 def _sample(quantiles: tuple[tuple[float, float], ...], num_requests: int, n: int, seed: int) -> list[int]:
+    _require_count("n", n, 0)
     rng = random.Random(seed)
     return [max(1, round(_quantile(quantiles, num_requests, 100 * rng.random()))) for _ in range(n)]
 
