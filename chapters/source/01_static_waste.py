@@ -158,7 +158,7 @@ code_lengths = code.sample_output(num_requests, seed=seed)
 mean = sum(chat_lengths) / len(chat_lengths)
 histogram(
     chat_lengths,
-    title=f"Half of the chat answers are shorter than {sorted(chat_lengths)[num_requests // 2]} tokens, the longest has "
+    title=f"Half of the chat answers have fewer than {sorted(chat_lengths)[num_requests // 2]} tokens, the longest has "
     f"{max(chat_lengths):,}",
     x_name="tokens in the answer",
     expected=lambda t: 1 - math.exp(-t / mean),
@@ -223,7 +223,7 @@ table(
         [b, round(100 / harmonic(b), 1), round(100 * static_utilisation(samples["exponential"], b), 1)]
         for b in (2, 8, 16, 64)
     ],
-    caption=f"Exponential lengths: the formula beside {num_requests:,} drawn ones. Few batches make the last rows noisy.",
+    caption=f"Exponential lengths: the formula beside {num_requests:,} drawn ones. Few batches make large B noisy.",
 )
 
 # %% [markdown]

@@ -81,7 +81,7 @@ def test_binder_agrees_with_the_constraints_and_takes_cpu_torch_without_triton()
 
 
 def test_lower_bounds_admit_colab() -> None:
-    colab = {"numpy": (2, 1, 3), "torch": (2, 11), "ipywidgets": (7, 7, 1), "plotly": (5, 24, 1), "ipython": (7, 34)}
+    colab = {"numpy": (2, 1, 3), "torch": (2, 11), "ipywidgets": (7, 7, 1), "ipython": (7, 34)}
     bounds = dict(bound.split(">=") for bound in PROJECT["project"]["dependencies"])
     for name, version in colab.items():
         assert tuple(map(int, bounds[name].split("."))) <= version
