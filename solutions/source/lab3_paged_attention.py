@@ -37,13 +37,14 @@ import time
 import torch
 from IPython.display import display
 
-from cbserve import LLM, SamplingParams, check, hint, ledger, solved
+from cbserve import LLM, SamplingParams, check, claim, hint, ledger, solved
 from cbserve.core.errors import ConservationError, NoFreeBlocksError
 from cbserve.course import progress
 from cbserve.course.exercises.paging import as_attention, launch_decode, run_blocks, triton_language, why_no_triton
 from cbserve.course.exercises.pools import CountedPool
 from cbserve.kernels.jit import Kernel
 from cbserve.viz import bars, lines, table
+from cbserve.viz.page_map import page_map
 
 tl = triton_language()
 model = "tiny" if size == "small" else "smollm2-135m"
@@ -58,7 +59,8 @@ def later(*ids):
 #
 # The KV cache is cut into *blocks* of equal size, the pages of the lecture. A request's *block table* lists its blocks
 # in order. Requests that sample several answers to one prompt share the prompt's blocks, so a block can have several
-# holders. Watch a pool of 20 blocks while three answers to one prompt grow.
+# holders. Here are three answers to one prompt in a
+# pool of 20 blocks, in mid-answer.
 
 # %%
 how = {"device": device, "block_size": 16, "num_blocks": 20, "max_num_seqs": 3, "verbose": False}
@@ -67,14 +69,7 @@ three = SamplingParams(max_tokens=40, n=3, seed=7, ignore_eos=True)
 
 llm = LLM(model, **how)
 engines_text = [answer.text for answer in llm.generate([prompt], three, use_tqdm=False)[0].outputs]
-used = [step.num_used_blocks for step in llm.trace.steps]
-alone = used[0]
-lines(
-    {"blocks in use": (range(len(used)), used)},
-    x_name="step",
-    y_name="blocks",
-    title=f"Three answers share {alone} blocks of one prompt; each then grows on pages of its own",
-)
+page_map(llm.trace, step=30)
 
 # %% [markdown]
 # {{card lab3.ex1}}
@@ -143,8 +138,10 @@ if solved("lab3.ex1"):
     llm = LLM(model, block_pool=MyPool, debug=True, **how)
     yours = [answer.text for answer in llm.generate([prompt], three, use_tqdm=False)[0].outputs]
     pool = llm.scheduler.kv.pool
-    print(f"{sum(a == b for a, b in zip(yours, engines_text, strict=True))} of 3 answers are the engine's own, letter by letter")
+    same = sum(a == b for a, b in zip(yours, engines_text, strict=True))
+    print(f"{same} of 3 answers are the engine's own, letter by letter")
     print(f"blocks still held at the end: {pool.num_used} of {pool.num_blocks}")
+    display(page_map(llm.trace, step=30))
 else:
     later("lab3.ex1")
 
@@ -361,7 +358,7 @@ print(why_no_triton() or f"Triton runs your kernel here: {'compiled' if device =
 def decode_kernel(
     q, k_cache, v_cache, block_table, out, context_len, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-):
+):  # fmt: skip
     """Program kv_head: the GROUP query heads that share it. Shapes as in exercise 3, out like q."""
     kv_head = tl.program_id(0)
     row = tl.arange(0, GROUP)  # of its query heads
@@ -474,7 +471,12 @@ check("lab3.ex5", preemption_cost, seed=seed)
 # **Predict, then run.** On paper, which is cheaper on an A100: swap or recompute? *Simulated for an A100* at 70 % of
 # 312 TFLOP/s, with 2 FLOP a parameter and token.
 
+
 # %%
+def said(cost):
+    return f"{cost['bytes'] / 1e6:,.0f} MB", f"{cost['out_ms']:.1f}", f"{cost['round_trip_ms']:.1f}"
+
+
 if solved("lab3.ex5"):
     # layers, KV heads, head size, parameters; K and V, 2 bytes each
     models = {
@@ -485,30 +487,21 @@ if solved("lab3.ex5"):
     }
     rows, crossover = [], {}
     handout = preemption_cost(4096, 160e3, 32e9, 1)
-    rows.append(["handout", "160 kB", f"{handout['bytes'] / 1e6:,.0f} MB", f"{handout['out_ms']:.1f}", f"{handout['round_trip_ms']:.1f}", "no model"])
+    rows.append(["the handout", "160 kB", *said(handout), "no model given"])
     for name, (layers, kv_heads, head_dim, parameters) in models.items():
         token = 2 * layers * kv_heads * head_dim * 2
-        rate = 0.7 * 312e12 / (2 * parameters)
-        cost = preemption_cost(4096, token, 32e9, rate)
-        rows.append(
-            [
-                name,
-                f"{token // 1024} KiB",
-                f"{cost['bytes'] / 1e6:,.0f} MB",
-                f"{cost['out_ms']:.1f}",
-                f"{cost['round_trip_ms']:.1f}",
-                f"{cost['recompute_ms']:.0f}",
-            ]
-        )
+        cost = preemption_cost(4096, token, 32e9, 0.7 * 312e12 / (2 * parameters))
+        rows.append([name, f"{token // 1024} KiB", *said(cost), f"{cost['recompute_ms']:.0f}"])
         crossover[name] = 32 * cost["round_trip_ms"] / cost["recompute_ms"]
     display(table(["4,096 tokens of", "a token", "bytes", "out, ms", "round trip, ms", "recompute, ms"], rows))
+    low, high = min(crossover.values()), max(crossover.values())
     display(
         bars(
             list(crossover),
             list(crossover.values()),
             unit="GB/s",
-            title=f"Swapping wins above {min(crossover.values()):.1f} to {max(crossover.values()):.1f} GB/s; the link has 32",
-            caption="The link speed at which both cost the same. Simulated for an A100; the lecture's link is PCIe Gen4.",
+            title=f"Swapping wins above {low:.1f} to {high:.1f} GB/s, by model; the link has 32",
+            caption="The link speed at which both cost the same. Simulated for an A100; the link is PCIe Gen4.",
         )
     )
 else:
@@ -524,7 +517,8 @@ else:
 # "Explain why prefix caching combined with continuous batching can achieve super-linear throughput scaling." Scaling of
 # what? There are three readings, and in two of them the gain has a bound.
 #
-# - **Compute.** A share f of the time is prefill, and a share h of its tokens is found in the cache. Time left: 1 - f h.
+# - **Compute.** A share f of the time is prefill, and a share h of its tokens is found in the cache. Time left:
+#   1 - f h.
 # - **Memory.** M tokens fit. A request has c, of which s are shared by all and stored *once*: (M - s) / (c - s)
 #   requests in place of M / c.
 # - **Replicas.** n GPUs share their caches, since requests go where their prefix lies. The hit rate rises with n.
@@ -578,7 +572,7 @@ if solved("lab3.ex6"):
         "round robin": (gpus, [scale_out(n, share, hit[1], hit[1])["times"] for n in gpus]),
     }
     best = max(n for n in hit if n == 1 or hit[n] > hit[n - 1])
-    bound = gains(share, 1.0, 100_000, 1_200, 1_000)
+    bound = gains(share, 1.0, 100_000, 1_200, 1_000)  # 1,000 of 1,200 tokens are shared: c / (c - s) = 6
     display(
         lines(
             curves,
@@ -587,8 +581,13 @@ if solved("lab3.ex6"):
             title=f"More than linear up to {best} GPUs, while the hit rate rises; then a straight line",
         )
     )
-    print(f"On one GPU the gains have bounds: compute 1 / (1 - f) = {bound['compute']:.2f} even if every token is a hit;")
-    print(f"batch c / (c - s) = {1200 / 200:.1f}, of which {bound['batch']:.2f} is reached with room for 100,000 tokens.")
+    print(f"Compute on one GPU: at most {bound['compute']:.2f} times, even if every token is a hit.")
+    print(f"Batch on one GPU: {bound['batch']:.2f} times with room for 100,000 tokens, and never more than 6.")
+    claim(
+        "super-linear",
+        label="simulated: computed by your function",
+        scaling={f"{best} GPUs, {name}": times[best - 1] / best for name, (_, times) in curves.items()},
+    )
 else:
     later("lab3.ex6")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cbserve.core.errors import ConservationError, NoFreeBlocksError
+from cbserve.core.request import SamplingParams
 from cbserve.course.checking import examine
 from cbserve.course.exercises import get, ids_of
 from cbserve.course.exercises.lab3 import gains, preemption_cost, scale_out, slot_of
@@ -15,7 +16,6 @@ from cbserve.course.exercises.paging import as_attention
 from cbserve.course.exercises.pools import CountedPool, EnginePool, run_engine
 from cbserve.kernels.jit import Kernel
 from cbserve.llm import LLM
-from cbserve.core.request import SamplingParams
 
 IDS = [f"lab3.ex{n}" for n in range(1, 7)]
 
@@ -365,3 +365,78 @@ def test_a_slip_hears_the_rule_that_it_breaks(id: str, answer: Any, rule: str, s
     assert outcome.status == "failed", outcome
     said = dict(outcome.lines)["rule"]
     assert any(words in said for words in rule.split("|")), said
+
+
+@pytest.mark.parametrize(
+    ("id", "stub"),
+    [
+        ("lab3.ex1", type("MyPool", (CountedPool,), dict.fromkeys(("allocate", "free"), lambda self, x: None))),
+        ("lab3.ex4", (idle_kernel, lambda *args: ...)),
+        ("lab3.ex6", (lambda *args: ..., lambda *args: ...)),
+        *((id, lambda *args: ...) for id in ("lab3.ex2", "lab3.ex3", "lab3.ex5")),
+    ],
+)
+def test_a_stub_is_not_attempted(id: str, stub: Any) -> None:
+    assert examine(get(id), stub).status == "not-attempted"
+
+
+@pytest.mark.parametrize(
+    ("id", "answer"),
+    [("lab3.ex1", slot_of), ("lab3.ex3", lambda *args: [1.0]), ("lab3.ex4", absorb), ("lab3.ex6", gains)],
+)
+def test_an_answer_of_the_wrong_kind_is_told_what_is_wanted(id: str, answer: Any) -> None:
+    outcome = examine(get(id), answer)
+    assert outcome.status == "error" and "wanted" in dict(outcome.lines)["raised"]
+
+
+def test_an_exception_of_the_pool_shows_the_learners_line() -> None:
+    outcome = examine(get("lab3.ex1"), pool(free=lambda self, block_ids: self.no_such_list.append(1)))
+    assert outcome.status == "error" and "no_such_list" in dict(outcome.lines)["line"]
+
+
+def test_cases_are_seeded_and_every_engine_run_forks_and_ends() -> None:
+    assert get("lab3.ex1").cases(1) == get("lab3.ex1").cases(1) != get("lab3.ex1").cases(2)
+    settings = [case[1] for seed in range(5) for case in get("lab3.ex1").cases(seed) if case[0] == "engine"]
+    runs = [run_engine(EnginePool, setting) for setting in settings]
+    assert all(not run["stopped"] and '"share"' in run["log"] for run in runs)
+    longest = [max(len(step.split(",")) for step in run["steps"].split()) for run in runs]
+    assert all(most > 1 for most in longest)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (pool(free=free_never_lists), "Leak: nobody holds"),
+        (pool(free=free_at_once), "Free of a shared block"),
+        (pool(allocate=allocate_any), "Allocate with too few"),
+    ],
+)
+def test_the_pool_is_drawn_after_the_first_wrong_call(answer: Any, words: str) -> None:
+    figure = examine(get("lab3.ex1"), answer).figure
+    assert figure.startswith("<svg") and words in figure and "The pool after call" in figure
+
+
+def test_the_engine_runs_on_the_pool_and_the_attention() -> None:
+    params = SamplingParams(max_tokens=12, n=2, seed=3, ignore_eos=True)
+    how: dict[str, Any] = {"device": "cpu", "verbose": False, "num_blocks": 12, "block_size": 8, "max_num_seqs": 4}
+    mine = LLM("tiny", block_pool=EnginePool, attention=as_attention(paged_decode), debug=True, **how)
+    runs = [llm.generate(["one page", "and two"], params, use_tqdm=False) for llm in (LLM("tiny", **how), mine)]
+    texts = [[answer.text for output in run for answer in output.outputs] for run in runs]
+    assert texts[0] == texts[1] and mine.scheduler.kv.pool.num_used == 0
+
+
+def test_a_pool_without_memory_of_content_finds_no_prefix() -> None:
+    llm = LLM("tiny", device="cpu", verbose=False, block_pool=EnginePool, enable_prefix_caching=True, block_size=8)
+    prompt, params = "the same twenty-four letters", SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    texts = [llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].text for _ in range(2)]
+    assert texts[0] == texts[1] and not llm.scheduler.kv.pool.findable()
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "num_bytes", "out_ms"),
+    [(160e3, 655.36e6, 20.48), (512 * 2**10, 2_147_483_648, 67.1), (128 * 2**10, 536_870_912, 16.8)],
+)
+def test_the_handouts_transfer(token_bytes: float, num_bytes: float, out_ms: float) -> None:
+    cost = preemption_cost(4096, token_bytes, 32e9, 10_000)
+    assert cost["bytes"] == num_bytes and cost["out_ms"] == pytest.approx(out_ms, abs=0.05)
+    assert cost["round_trip_ms"] == 2 * cost["out_ms"]

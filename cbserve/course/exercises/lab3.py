@@ -112,7 +112,7 @@ def _num_blocks(args: Case) -> int:
 
 
 def _sound_pool(value: Any, expected: Any) -> bool:
-    """Which block ids were handed out is the learner's choice: the calls must be the same, and an audit find no fault."""
+    """Which block ids are handed out is the learner's choice: the same calls, and an audit that finds no fault."""
     calls, wanted = (json.loads(run["log"]) for run in (value, expected))
     same = [[(call["call"], call.get("count")) for call in log] for log in (calls, wanted)]
     rest = [(run.get("steps"), run.get("stopped")) for run in (value, expected)]
@@ -168,14 +168,20 @@ _SLOT_SLIPS: list[Slip] = [
         lambda p, t, b: (t[p], p % b),
         "position used as index of the table: an entry of the table stands for block_size positions",
     ),
-    (lambda p, t, b: (t[p % b], p // b), "// gives which block of the sequence, % the place in it; here they changed roles"),
+    (
+        lambda p, t, b: (t[p % b], p // b),
+        "// gives which block of the sequence, % the place in it; here they changed roles",
+    ),
     (lambda p, t, b: (t[p % b], p % b), "// gives which entry of the table, % the place in the block"),
     (lambda p, t, b: (t[p // b] * b, p % b), "the block's id is asked, not the slot at which it begins"),
     (
         lambda p, t, b: (t[p // b] + p // b, p % b),
         "block id used as position: an id is a name, and nothing is added to it",
     ),
-    (lambda p, t, b: (t[p // b] + p % b, p % b), "block id used as position: an id is a name, and nothing is added to it"),
+    (
+        lambda p, t, b: (t[p // b] + p % b, p % b),
+        "block id used as position: an id is a name, and nothing is added to it",
+    ),
     (lambda p, t, b: (t[(p - 1) // b], (p - 1) % b), "positions count from 0: do not take one off"),
     (lambda p, t, b: (t[(p + 1) // b], (p + 1) % b), "positions count from 0: do not add one"),
     (lambda p, t, b: (t[p // b], p % b + 1), "places count from 0: do not add one"),
@@ -359,8 +365,14 @@ _COST_SLIPS: dict[str, list[Slip]] = {
         (lambda n, k, link, rate: n / rate, "these are seconds: milliseconds are asked"),
         (lambda n, k, link, rate: rate / n, "the fraction stands on its head: tokens over tokens a second"),
         (lambda n, k, link, rate: 1000 * rate / n, "the fraction stands on its head: tokens over tokens a second"),
-        (lambda n, k, link, rate: 2000 * n / rate, "computing the tokens once is enough: there is no way back to pay for"),
-        (lambda n, k, link, rate: 1000 * n * k / rate, "prefill computes tokens, not bytes: tokens over tokens a second"),
+        (
+            lambda n, k, link, rate: 2000 * n / rate,
+            "computing the tokens once is enough: there is no way back to pay for",
+        ),
+        (
+            lambda n, k, link, rate: 1000 * n * k / rate,
+            "prefill computes tokens, not bytes: tokens over tokens a second",
+        ),
     ],
 }
 _COST_RULES = {
@@ -435,12 +447,18 @@ _COMPUTE_SLIPS: list[Slip] = [
     (lambda f, h, M, c, s: f * h, "this is the share of time that is saved: the gain is 1 over what is left"),
     (lambda f, h, M, c, s: 1 / (f * h), "divide by the time that is left, 1 - f h, not by the time that is saved"),
     (lambda f, h, M, c, s: 1 + f * h, "time saved is no throughput won: the gain is 1 over the time that is left"),
-    (lambda f, h, M, c, s: 1 / (f * (1 - h)), "decode takes its time as before: 1 - f stays beside what is left of prefill"),
+    (
+        lambda f, h, M, c, s: 1 / (f * (1 - h)),
+        "decode takes its time as before: 1 - f stays beside what is left of prefill",
+    ),
 ]
 _BATCH_SLIPS: list[Slip] = [
     (lambda f, h, M, c, s: (M - s) / (c - s), "this is the new batch; the gain is the new batch over the old, M / c"),
     (lambda f, h, M, c, s: M / c, "this is the batch without sharing; the gain is the new batch over it"),
-    (lambda f, h, M, c, s: c / (c - s), "this is the bound: the shared tokens take memory too, once: (M - s) / (c - s)"),
+    (
+        lambda f, h, M, c, s: c / (c - s),
+        "this is the bound: the shared tokens take memory too, once: (M - s) / (c - s)",
+    ),
     (lambda f, h, M, c, s: M / (c - s), "the shared tokens take memory too, once; and the gain is over M / c"),
     (
         lambda f, h, M, c, s: ((M - s) / c) / (M / c),
@@ -461,7 +479,10 @@ _TIMES_SLIPS: list[Slip] = [
         lambda n, f, a, b: n / (1 - f * b),
         "one replica has a cache too: compare with its throughput, at hit_one",
     ),
-    (lambda n, f, a, b: n * (1 - f * b) / (1 - f * a), "upside down: a higher hit rate means less time, and more throughput"),
+    (
+        lambda n, f, a, b: n * (1 - f * b) / (1 - f * a),
+        "upside down: a higher hit rate means less time, and more throughput",
+    ),
     (lambda n, f, a, b: (1 - f * a) / (1 - f * b), "this is the gain of each replica; there are n of them"),
     (lambda n, f, a, b: n * (1 - a) / (1 - b), "a hit saves prefill alone: the share of prefill is missing"),
     (lambda n, f, a, b: n * b / a, "throughput is not in proportion to the hit rate: a hit saves prefill alone"),

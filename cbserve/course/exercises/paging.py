@@ -118,7 +118,7 @@ def triton_language() -> Any:
 
 
 def why_no_triton() -> str:
-    """An empty text where a learner's kernel can run: compiled on CUDA, else in the interpreter. Otherwise the reason."""
+    """An empty text where a learner's kernel can run, compiled on CUDA, else in the interpreter; or the reason."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed here (it has no build for macOS and Windows): write absorb instead"
     if torch.cuda.is_available() and not interpreting():
@@ -200,6 +200,7 @@ FAULTS: dict[str, dict[str, str]] = {
     "seen": {
         "whole block": "missing mask in the last block: slots from context_len on hold no token of this sequence",
         "zeroed": "a masked score is -inf: with 0 the slot still gets the weight exp(0)",
+        "loaded as 0": "missing mask on the scores: K loaded as 0 gives the score 0, and with it the weight exp(0)",
         "full blocks only": "the last block is partly filled and was left out: round the number of blocks up",
         "one less": "context_len counts the query's own token: its position is seen too",
     },
@@ -240,7 +241,7 @@ def attend(arguments: Arguments, faults: dict[str, str], online: str = "") -> Te
     group = len(q) // kv_heads
     seen = faults.get("seen", "")
     last = {"full blocks only": context // block_size * block_size, "one less": context - 1}.get(seen, context)
-    if seen in ("whole block", "zeroed"):
+    if seen in ("whole block", "zeroed", "loaded as 0"):
         last = len(table) * block_size
     position = torch.arange(last)
     block, offset = table[position // block_size], position % block_size
@@ -252,8 +253,10 @@ def attend(arguments: Arguments, faults: dict[str, str], online: str = "") -> Te
     v = k if of_v == "keys" else v_cache.flatten(0, 1)[slots[of_v or faults.get("slot", "")]][:, kv_head]
     factor = {"": scale, "no scale": 1.0, "divided": 1 / scale}[faults.get("score", "")]
     scores = torch.einsum("hd,thd->ht", q, k) * factor
-    if seen == "zeroed":
+    if seen in ("zeroed", "loaded as 0"):
         scores[:, context:] = 0
+    if seen == "loaded as 0":
+        v[context:] = 0
     if online:
         return _online(scores, v, block_size, online)
     kind = faults.get("softmax", "")
@@ -297,5 +300,7 @@ def named_fault(case: AttentionCase, value: Any, aspects: Sequence[str], online:
             continue
         if agrees(value, as_value(attend(arguments, faults, kind))):
             rules = [FAULTS[aspect][fault] for aspect, fault in faults.items()]
-            return [*rules, ONLINE_FAULTS.get(kind, "")][0] + (" (and one fault more)" if len(faults) + bool(kind) > 1 else "")
+            return [*rules, ONLINE_FAULTS.get(kind, "")][0] + (
+                " (and one fault more)" if len(faults) + bool(kind) > 1 else ""
+            )
     return ""

@@ -85,7 +85,7 @@ class EnginePool(CountedPool):
 
 
 def run_script(pool: type[CountedPool], num_blocks: int, ops: Sequence[Op]) -> dict[str, str]:
-    """The last call in words and the log as JSON, up to the first fault. Exceptions that are no refusal come through."""
+    """The last call in words and the log as JSON, up to the first fault. An error that is no refusal comes out."""
     mine, log = pool(num_blocks, 4), []
     tables: dict[str, list[int]] = {}
     for op, *args in ops:
@@ -128,7 +128,8 @@ def run_engine(pool: type[CountedPool], setting: dict[str, Any]) -> dict[str, st
 
     class Recorded(pool):  # type: ignore[misc, valid-type]
         def allocate(self, count: int = 1) -> list[int]:
-            return self._note({"call": "allocate", "blocks": [], "count": count}, super().allocate, count)
+            gave: list[int] = self._note({"call": "allocate", "blocks": [], "count": count}, super().allocate, count)
+            return gave
 
         def share(self, block_ids: Iterable[int]) -> None:
             blocks = list(block_ids)
@@ -293,8 +294,8 @@ def pool_picture(num_blocks: int, calls: Sequence[Call]) -> str:
         if listed:
             canvas.text(middle, y + 48, listed, "a", "middle")
         if block in marked:
-            edge = {"fill": "none", "stroke": style.COLOURS[5], "stroke_width": 3.5}
-            canvas.rect(x - 1, y - 1, size - 4, size - 4, "", rx=6, **edge)
+            edge = style.COLOURS[5]
+            canvas.rect(x - 1, y - 1, size - 4, size - 4, "", fill="none", stroke=edge, stroke_width=3.5, rx=6)
     rows = -(-num_blocks // columns)
     desc = f"{num_blocks} blocks; wrong: {', '.join(map(str, sorted(set(marked)))) or 'none by itself'}."
     return canvas.svg(top + size * rows + 12, rule, desc)
