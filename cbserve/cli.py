@@ -7,6 +7,7 @@ Only the standard library is imported at the top; each command imports what it n
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -37,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             python = bootstrap.ensure(options.profile)
             if not bootstrap.is_running(python):
                 bootstrap.hand_over(python, ["-m", "cbserve", *arguments])
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()  # here, where a reader that has gone away is expected
+        return code
+    except BrokenPipeError:  # `| head` has read enough; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except CBServeError as error:
         print(f"cbserve: {error}", file=sys.stderr)
         return 2

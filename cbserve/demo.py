@@ -34,9 +34,9 @@ def main(args: Sequence[str] = ()) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.lstrip("+-").isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is too small: give at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
     return value
 
 

@@ -64,8 +64,11 @@ def export_model(name_or_folder: str | os.PathLike[str], folder: str | os.PathLi
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ModelError(f"{target} exists and is not an empty folder; export to another one, or empty it first")
     config, weights, tokenizer = _open(name_or_folder, seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ModelError(f"cannot write below {target.parent} ({error}); export to another folder") from error
     try:
         write_folder(work, config, weights, tokenizer)
         work.chmod(0o755)  # mkdtemp's are private
@@ -85,6 +88,8 @@ def _open(name_or_folder: str | os.PathLike[str], seed: int) -> tuple[ModelConfi
     if name_or_folder in SOURCES:
         folder = fetch_model(str(name_or_folder))
     else:
+        if not isinstance(name_or_folder, str | os.PathLike):
+            raise ModelError(f"model={name_or_folder!r}: must be a model's name or a folder")
         folder = Path(name_or_folder).expanduser()
         if not folder.is_dir():
             names = ", ".join(f'"{name}"' for name in [*SOURCES, "tiny"])

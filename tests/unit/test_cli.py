@@ -1,5 +1,6 @@
 """The command line: exit codes, the set-up of the environment, and what each target does before it hands over."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from cbserve import __version__, bootstrap, cli, targets
+from cbserve import __version__, bootstrap, cli, demo, targets
 from cbserve.errors import CBServeError
+from cbserve.models.weights import export_model
 
 
 @pytest.fixture
@@ -237,3 +239,28 @@ def test_the_lab_opens_without_the_model(monkeypatch, capsys) -> None:
     monkeypatch.setattr(fetch, "fetch_model", offline)
     targets.fetch_or_warn()
     assert "going on without the model: no network" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["model", "list"], ["demo", "--model", "tiny", "--requests", "2", "--slots", "2"]])
+def test_a_reader_that_leaves_is_no_fault(command):
+    environment = os.environ | {"CBSERVE_VENV": "current"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cbserve", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    child.stdout.close()  # as `| head` does
+    faults = child.stderr.read().decode()
+    child.stderr.close()
+    assert child.wait() == 0 and "Traceback" not in faults and "BrokenPipe" not in faults
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "abc", "1.5", ""])
+def test_demo_wants_whole_numbers(value, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--slots", value])
+    assert "give a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_exporting_below_a_file_names_the_cure(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CBServeError, match="export to another folder"):
+        export_model("tiny", tmp_path / "file" / "model")
