@@ -77,8 +77,13 @@ class Store:
                 kept = self.read()
                 change(kept)
                 with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
-                    json.dump(kept, file, indent=1)
-                os.replace(file.name, folder / f"{self.name}.json")
+                    try:
+                        with file:
+                            json.dump(kept, file, indent=1)
+                        os.replace(file.name, folder / f"{self.name}.json")
+                    except BaseException:
+                        Path(file.name).unlink(missing_ok=True)  # a full disk, say: leave no half file
+                        raise
         except OSError as error:
             self._say(f"{folder} cannot be written ({error.strerror}); what you do now lasts until the kernel stops")
             change(self._memory)

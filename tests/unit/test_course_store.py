@@ -1,5 +1,6 @@
 """What is kept across restarts survives damage, several writers and a folder that cannot be written."""
 
+import contextlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -73,3 +74,18 @@ def test_a_lock_left_by_a_dead_process_is_taken_over(tmp_path, monkeypatch) -> N
     (tmp_path / "progress.lock").touch()
     Store("progress").update(lambda kept: kept.update({"lab1.ex1": {}}))
     assert Store("progress").read() == {"lab1.ex1": {}}
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_no_half_file(monkeypatch, tmp_path, fault) -> None:
+    def fail(*_args, **_kwargs):
+        raise fault
+
+    monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
+    kept = Store("progress")
+    kept.update(lambda entries: entries.update({"a": {}}))
+    monkeypatch.setattr(store.json, "dump", fail)
+    with contextlib.suppress(KeyboardInterrupt):
+        kept.update(lambda entries: entries.update({"b": {}}))
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert kept.read() == {"a": {}}
