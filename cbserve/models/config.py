@@ -40,7 +40,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
+        sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+        for field in (*sizes, "vocab_size", "max_position"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
                 raise ModelError(f"model {self.name!r}: {field} is {value!r}, but must be a whole number of at least 1")
@@ -95,6 +96,8 @@ class ModelConfig:
             )
         # transformers 5 moved rope_theta and rope_scaling into rope_parameters.
         rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise ModelError(f"{source}: rope_parameters is {rope!r}, not an object; copy config.json again")
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         unsupported = {key: hf[key] for key, only in _FIXED.items() if hf.get(key, only) not in (only, None)}
         if rope_type != "default":
@@ -127,6 +130,10 @@ class ModelConfig:
         except KeyError as error:
             raise ModelError(
                 f"{source}: the key {error} is missing; copy config.json from the model's repository again"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"{source}: a value is no number ({error}); copy config.json from the model's repository again"
             ) from error
 
     def to_hf(self, dtype: str) -> dict[str, Any]:

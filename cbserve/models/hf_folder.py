@@ -50,7 +50,9 @@ def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path, names in _files_of(folder, expected).items():
         if not path.is_file():
-            raise ModelError(f"{path} is missing, but holds {names[0]} and others; {_AGAIN.replace('it', 'the file')}")
+            raise ModelError(
+                f"{path} is missing, but holds {names[0]} and others; {_AGAIN.replace('it', 'the file', 1)}"
+            )
         try:
             with safe_open(path, framework="pt") as file:
                 weights |= {name: file.get_tensor(name) for name in set(file.keys()) & set(names)}
@@ -59,7 +61,7 @@ def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     for name, shape in expected.items():
         if name not in weights:
             raise ModelError(
-                f"{folder}: tensor {name} is in none of the safetensors files; {_AGAIN.replace('it', 'them')}"
+                f"{folder}: tensor {name} is in none of the safetensors files; {_AGAIN.replace('it', 'them', 1)}"
             )
         if weights[name].shape != shape:
             raise ModelError(
