@@ -158,6 +158,8 @@ table(
 # Processes had the same problem around 1960. The answer was *virtual memory*: each process sees one long row of
 # addresses, and a table maps it to *pages* that lie anywhere.
 #
+# **Cover the right column**, and name the counterpart of each row yourself.
+#
 # | operating system | KV cache |
 # |---|---|
 # | process | request |
@@ -226,14 +228,12 @@ early = {}
 for name, llm in {"prompts whole": whole, "prompts in chunks": chunks}.items():
     trace = serve([30, 12, 20], llm=llm, prompt_tokens=40)
     first = trace.steps[0]
-    print(
-        f"{name}: {first.num_used_blocks} pages in the first step for {sum(r.context_len for r in first.rows)} tokens"
-    )
+    print(f"{name}: the first step computes {first.rows[0].num_tokens} tokens of A; pages: {first.num_used_blocks}")
     early[name] = pages_early(trace)
 claim("demand-paging", early=early)
 
 # %% [markdown]
-# Three pages each. No page waits for a token that may never come.
+# Three pages for each of three prompts, or one for a chunk of 16. No page waits for a token that may never come.
 #
 # Taking one must be cheap, since it happens in every step. The pool keeps its free blocks in a list and takes the
 # first. Is the time the same in a pool a hundred times as large?
@@ -368,15 +368,16 @@ lines(
 
 # %%
 print(f"chat with pages of 128: {empty['chat'][sizes.index(128)]:.1%} empty")
-claim("no-fragmentation", waste={f"{name}, pages of 16": share for name, share in at_16.items()}, label="simulated")
+in_16 = {f"{name}, pages of 16": share for name, share in at_16.items()}
+claim("no-fragmentation", waste=in_16, label="simulated from trace lengths")
 
 # %% [markdown]
 # "Eliminates" is a statement about long requests. On average half a page is empty: 7.5 places of 16, whatever the
-# length. The engine agrees, if you ask its trace: `tail_waste` is the same fraction for a run.
+# length. The engine says the same of its own runs, as `tail_waste`.
 #
-# The other side is the table: a chat request of 1,260 tokens has 79 entries with pages of 16 and 1,260 with pages of
-# 1. And the kernel has to gather. Measure attention itself, on your machine: eight requests of 512 tokens, the same
-# numbers in pages of 1 to 64 tokens that lie in random order.
+# The other side is the table: with pages of 16 a chat request of 1,260 tokens has 79 entries, with single tokens it has
+# one for each. And the kernel has to gather. Measure attention itself, on your machine: eight requests of 512 tokens,
+# the same numbers in pages of 1 to 64 tokens that lie in random order.
 
 # %%
 from statistics import median
@@ -407,7 +408,7 @@ for _ in range(16):  # in turn, so that a busy moment of the machine hits all si
         start = perf_counter()
         kernel()
         times[p].append(1e3 * (perf_counter() - start))
-attention_ms = [median(times[p][1:]) for p in swept]
+attention_ms = [min(times[p]) for p in swept]
 lines(
     {"one layer": (swept, attention_ms)},
     title=f"Attention takes {attention_ms[0] / min(attention_ms):.1f} times its best with pages of 1, "
@@ -415,7 +416,7 @@ lines(
     x_name="tokens a page",
     y_name="milliseconds",
     log_x=True,
-    caption="Measured here: decode attention in plain torch on the CPU, 8 requests of 512 tokens, median of 15.",
+    caption="Measured here: decode attention in plain torch on the CPU, 8 requests of 512 tokens, best of 16.",
 )
 
 # %% [markdown]
@@ -563,12 +564,29 @@ print(f"the fall is {fall / promised:.0%} of what the tokens promised (measured 
 # A page that nobody holds any more keeps its content. It goes to the far end of the free list and can still be found,
 # until its turn comes to be handed out: then it is *evicted*. The least recently used goes first, *LRU*.
 #
-# So a cache costs no memory that anybody needs. But how large must the pool be? Eight system prompts of 1,024 tokens,
-# 64 pages each, are asked in random order: 512 pages that are worth keeping. To have seconds, the steps take what was
-# measured on an A100 with Llama-3.1-8B.
+# **Predict, then run.** Six pages of four tokens. A with 13 prompt tokens has come and gone. Now a stranger, B, needs
+# four pages, and two were never used. Which of A's pages should go: those of its beginning or of its end?
+
+# %%
+first, stranger, again = text[:12] + [1], text[50:62], text[:12] + [2]
+lru = {"arrivals_s": [0, 6, 12], "num_blocks": 6, "block_size": 4, "enable_prefix_caching": True}
+evicting = serve([4, 4, 4], prompts=[first, stranger, again], **lru)
+lost = sum(len(event.evicted) for event in evicting if event.type == "pages" and event.step < 8)
+found_again = [event.num_cached_tokens for event in evicting if event.type == "admitted"][-1]
+page_map(
+    evicting, step=5, title=f"B evicts {lost} of A's 4 pages, and its prompt is still found for {found_again} tokens"
+)
+
+# %% [markdown]
+# The end goes first, since a prefix is worth nothing without its beginning. The engine gives the pages of a request
+# back in reverse, and LRU does the rest.
 #
-# **Predict the shape.** You give the pool a quarter, half, and all of those pages and more. Does the hit rate rise in
-# proportion?
+# So a cache costs no memory that anybody needs. But how large must the pool be? Eight system prompts of 1,024 tokens,
+# 64 pages each, come in random order: 512 pages worth keeping. For the seconds, the steps take what was measured on an
+# A100 with Llama-3.1-8B.
+#
+# **Predict the shape.** You give the pool a third, two thirds, and all of those pages and more. Does the hit rate rise
+# in proportion?
 
 # %%
 from cbserve import StepTimes
@@ -638,12 +656,13 @@ for gpu in GPUS.values():
         again_s = 2 * m.num_params * victim / (0.7 * gpu.flops)
         tips = 2 * moved / again_s
         at_70 = "swap" if 0.7 * gpu.host_link_bytes_s > tips else "recompute"
-        ms = [f"{1e3 * seconds:.1f} ms" for seconds in (out_s, 2 * out_s, again_s)]
-        rows.append([m.name, gpu.name, f"{moved / 1e6:.0f} MB", *ms, f"{tips / 1e9:.1f} GB/s", at_70])
+        ms = [f"{1e3 * seconds:.1f}" for seconds in (out_s, 2 * out_s, again_s)]
+        rows.append([m.name, gpu.name, f"{moved / 1e6:.0f}", *ms, f"{tips / 1e9:.1f}", at_70])
 table(
-    ["model", "GPU", "bytes", "out", "out and in", "compute again", "swap wins above", "at 70 % of the link"],
+    ["model", "GPU", "MB", "out, ms", "in too", "again, ms", "tips at", "at 70 %"],
     rows,
-    caption="Computed. Links at full speed, 32 GB/s (Gen4) and 64 GB/s (Gen5); real copies reach 60 to 80 % of it.",
+    caption="Computed. Links: 32 GB/s (Gen4), 64 GB/s (Gen5). Above the GB/s of `tips at` swapping wins; the last "
+    "column says who wins at 70 % of the link, about what real copies reach.",
 )
 
 # %% [markdown]
@@ -660,20 +679,20 @@ table(
 roomy = {"device": device, "seed": seed, "verbose": False}
 llm = LLM(model, num_blocks=30, max_num_seqs=4, preemption="swap", **roomy)
 serve([2], llm=llm)  # the first pass of a model is slower than all others
-returns = {}
+ordinary, returns = [], {}
 for how in ("swap", "recompute"):
     llm.scheduler.preemption = how  # the same engine, told otherwise
     trace = serve([36] * 4, llm=llm, prompt_tokens=92)
     took = {step.step: 1e3 * (step.end_s - step.start_s) for step in trace.steps}
     back = {event.step for event in trace if event.type == "admitted" and event.resumed}
     victims = [event.num_computed_tokens for event in trace if event.type == "preempted"]
-    returns["an ordinary step"] = median(ms for step, ms in took.items() if step and step - 1 not in back | {0})
+    ordinary += [ms for step, ms in took.items() if step and step not in back]
     returns[f"a victim returns, {how}"] = median(took[step] for step in back)
 del llm
-usual, swapped_in, computed_again = returns.values()
+usual, (swapped_in, computed_again) = median(ordinary), returns.values()
 bars(
-    list(returns),
-    list(returns.values()),
+    ["an ordinary step", *returns],
+    [usual, *returns.values()],
     title=f"The step in which a victim returns: {swapped_in:,.0f} ms with swapping, {computed_again:,.0f} ms "
     f"with recomputing, {usual:,.0f} ms without a victim",
     unit="ms",
@@ -817,7 +836,7 @@ table(
 )
 
 # %%
-mine = serve(my_answers, prompt_tokens=my_prompts, block_size=64)
+mine = serve(my_answers, prompt_tokens=my_prompts, block_size=128)  # larger pages, a smaller picture
 page_map(mine)
 
 # %% [markdown]
