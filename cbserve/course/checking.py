@@ -20,7 +20,7 @@ from cbserve.course.exercise import Case, Exercise
 from cbserve.course.exercises import all_exercises, get
 from cbserve.course.show import badge, escape, facts, show, svg_image, table
 from cbserve.course.store import Store, strict
-from cbserve.course.values import NotPlainError, scrubbed, shown
+from cbserve.course.values import NotPlainError, scrubbed
 from cbserve.errors import CBServeError
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -112,8 +112,8 @@ def _try(exercise: Exercise, answer: Any, args: Case, total: int, draw: bool) ->
     try:
         with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
             value = exercise.obtain(answer, args)
-    except NotImplementedError:
-        return Outcome("not-attempted", 0, total), None
+    except NotImplementedError as error:
+        return Outcome("not-attempted", 0, total, (("note", str(error)),) if str(error) else ()), None
     except NotPlainError as error:
         return Outcome("failed", 0, total, (ran, ("gave", str(error)))), False
     except (Exception, SystemExit) as error:
@@ -127,7 +127,7 @@ def _try(exercise: Exercise, answer: Any, args: Case, total: int, draw: bool) ->
         fault = f"this value cannot be compared ({type(error).__name__})"
     if not fault:
         return None, value
-    lines = [ran, ("gave", shown(value)), ("rule", fault)]
+    lines = [ran, ("gave", scrubbed(exercise.gave(value))), ("rule", fault)]
     if noise.getvalue():
         lines.insert(2, ("printed", f"{len(noise.getvalue().splitlines())} lines, left out here"))
     return Outcome("failed", 0, total, tuple(lines), figure), value

@@ -64,7 +64,8 @@ class Exercise:
         wrong value breaks, in one sentence, without the right value.
     run(answer, args): how a value is obtained from an answer: an exercise whose answer is a class hands it to the
         engine here and returns plain values of the trace. written(answer): False for a stub.
-    words(answer, args): what was run, in one line. figure(args, value, expected): SVG of the first wrong step.
+    words(answer, args): what was run, in one line. gave(value): what came of it, in one line.
+    figure(args, value, expected): SVG of the first wrong step.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Exercise:
     run: Callable[[Any, Case], Any] = call
     written: Callable[[Any], bool] = is_written
     words: Callable[[Any, Case], str] = call_shown
+    gave: Callable[[Any], str] = shown
     figure: Callable[[Case, Any, Any], str] | None = None
 
     def __post_init__(self) -> None:

@@ -30,13 +30,25 @@ import math
 
 from IPython.display import display
 
-from cbserve import LLM, ContinuousBatching, StaticBatching, check, claim, hint, ledger, solved, timeline
-from cbserve.core.metrics import slot_utilisation
-from cbserve.core.trace import Finished
-from cbserve.course import progress
-from cbserve.serving import serve
-from cbserve.viz import bars, lines
-from cbserve.workloads.lengths import azure, exponential
+from cbserve import (
+    LLM,
+    ContinuousBatching,
+    Finished,
+    StaticBatching,
+    azure,
+    bars,
+    check,
+    claim,
+    exponential,
+    hint,
+    ledger,
+    lines,
+    progress,
+    serve,
+    slot_utilisation,
+    solved,
+    timeline,
+)
 
 num_lengths = 4_096 if size == "small" else 40_960
 
@@ -290,20 +302,27 @@ else:
 # "For requests with lengths T = [50, 150, 400, 80, 200]: compute static batching utilization vs continuous batching
 # utilization (assuming infinite queue)." *Continuous batching* refills a slot in the step after it becomes free.
 #
-# The words in brackets decide the answer. So you compute it for a queue that holds the list once, twice, ... and
-# without end.
+# **Predict, then run.** Five requests, five slots, and the queue is not infinite. Which of the two ends sooner?
+
+# %%
+T = [50, 150, 400, 80, 200]
+timeline(
+    serve(T, StaticBatching(batch_size=len(T))),
+    serve(T, ContinuousBatching(max_num_seqs=len(T))),
+)
+
+# %% [markdown]
+# Neither: a free slot finds nobody waiting. The words in brackets decide the answer, so you compute it for a queue
+# that holds the list once, twice, ... and without end.
 #
 # {{card lab1.ex5}}
 #
-# `handout_1(lengths, copies)` returns `[static, continuous]`, two shares between 0 and 1, on as many slots as the list
-# has lengths. The queue holds the list `copies` times over: `lengths * copies`. Each static batch is one copy.
+# `handout_1(lengths, copies)` returns `[static, continuous]`, two shares, on `len(lengths)` slots. The queue holds
+# `lengths * copies`; each static batch is one copy. For `continuous`, take the best that any scheduler could reach:
+# all tokens, over slots times the fewest steps. `math.inf` copies: no slot is ever without a request.
 #
-# For `continuous`, take the best that any scheduler could reach: all tokens, over slots times the fewest possible
-# steps. `copies` may be `math.inf`: the queue never runs empty, and no slot is ever without a request.
-#
-# **Worked example.** `handout_1([10, 100, 500], 1)` is `[0.4067, 0.4067]`: with three requests in all, a free slot
-# finds nobody waiting. With ten copies there are 6,100 tokens for 3 slots: at least 2,034 steps, and 6,100 / 6,102 =
-# 0.9997.
+# **Worked example.** `handout_1([10, 100, 500], 10)` is `[0.4067, 0.9997]`: 6,100 tokens on 3 slots are at least 2,034
+# steps, and 6,100 / 6,102 = 0.9997.
 
 
 # %% tags=["exercise"]
@@ -331,7 +350,6 @@ check("lab1.ex5", handout_1, seed=seed)
 
 # %%
 if solved("lab1.ex5"):
-    T = [50, 150, 400, 80, 200]
     copies = [1, 2, 4, 8, 16]
     bound = [100 * handout_1(T, n)[1] for n in copies]
     traces = [serve(T * n, ContinuousBatching(max_num_seqs=len(T))) for n in copies]
@@ -382,10 +400,9 @@ else:
     later("lab1.ex2")
 
 # %% [markdown]
-# One limit. Slot-steps are counted as if each cost the same. A step with 8 rows costs a GPU almost as much as one with
-# 7, because reading the weights costs the most; so 60 % waste does not mean that a refilled batch is 2.5 times as
-# fast. Chapter 2 measures seconds. Production engines (vLLM, SGLang, TensorRT-LLM) have no static batching left to
-# compare with.
+# One limit. This counts decode steps only. Prompts must be computed either way, and the last steps run with empty
+# slots. So 60 % waste means at most 2.5 times fewer steps, and less in seconds. Chapter 2 measures seconds. Production
+# engines (vLLM, SGLang, TensorRT-LLM) have no static batching left to compare with.
 #
 # ## Where you stand
 
@@ -400,9 +417,9 @@ ledger()
 #
 # 1. Your service answers with 4 to 6 tokens, always: labels for e-mails. The engine can do static batches of 64. A
 #    colleague wants two weeks to add continuous batching. What do you compute first, and what would make you say no?
-# 2. Your pool has room for 64 slots or for 16. Latency must not get worse than today's 16 static slots, whose
-#    utilisation is 43 %. Would you take 64 static slots with 34 %? Say what happens to tokens per step and to the wait
-#    of a short answer.
+# 2. Your pool has room for 64 slots or for 16. Latency must not get worse than with today's 16 static slots. Read the
+#    utilisation of both off your waste figure (100 % less the bar). Would you take 64 static slots? Say what happens
+#    to tokens per step and to the wait of a short answer.
 # 3. A user may set `max_tokens` to 8,000; almost nobody's answer is longer than 400. Static batching serves 32 at a
 #    time. What do you change first: the cap, the batch size, or who shares a batch with whom?
 #

@@ -3,15 +3,15 @@
 #
 # {{badges}}
 #
-# In lab 1 a customer with a question of 20 tokens waited 100 steps, because three others had started before her and
-# one of them was long. A slot stood free the whole time. Nobody was allowed to take it.
+# In lab 1 a customer whose answer has 20 tokens waited 100 steps. A slot stood free for 90 of them. Nobody was allowed
+# to take it.
 #
-# Here you write the four decisions that let her in: who is complete, who leaves, who is admitted, and who must make
-# room for somebody more urgent. The engine that runs them is the one that serves a real model. It has no second
-# scheduler for exercises: if your decision is wrong, real requests wait.
+# Here you write the four duties, two bounds and the size of a pool. The duties let her in: who is complete, who
+# leaves, who is admitted, and who must make room for somebody more urgent. The engine that runs them is the one that
+# serves a real model. It has no second scheduler for exercises: if your decision is wrong, real requests wait.
 #
-# **Afterwards you can** write the duties of an iteration, bound what continuous batching can gain, and size a KV pool
-# with the units named.
+# **Afterwards you can** write the four duties of an iteration, two bounds on what continuous batching can gain, and
+# the size of a KV pool with the units named.
 #
 # **Checks and hints.** Replace each `...`, run the cell, then the check below it. A check names the rule that is
 # broken and draws the first wrong step. `hint("lab2.ex1")` gives three hints, one a call. Everything here runs on a
@@ -36,23 +36,26 @@ from IPython.display import display
 from cbserve import (
     LLM,
     ContinuousBatching,
+    Preempted,
     Priority,
     SamplingParams,
     Scheduler,
     StaticBatching,
+    azure,
+    bars,
     check,
     claim,
     hint,
     ledger,
+    progress,
+    sequence_metrics,
+    serve,
+    slot_utilisation,
     solved,
+    summarize,
+    table,
     timeline,
 )
-from cbserve.core.metrics import sequence_metrics, slot_utilisation, summarize
-from cbserve.core.trace import Preempted
-from cbserve.course import progress
-from cbserve.serving import serve
-from cbserve.viz import bars, table
-from cbserve.workloads.lengths import azure
 
 
 def later(*ids):
@@ -63,7 +66,10 @@ def later(*ids):
 # ## One iteration, four duties
 #
 # After each step the scheduler looks at who is complete (1) and lets them go (2). Before the next step it admits who
-# has room (3), and sees whether somebody urgent needs a place (4). Here are six requests on two slots, refilled.
+# has room (3), and sees whether somebody urgent needs a place (4).
+#
+# The class that decides is `Scheduler`. Each duty is a method, and a subclass may override it. You override one at a
+# time; the engine keeps its own version of the others. Here are six requests on two slots, static and refilled.
 
 # %%
 asked = [6, 14, 5, 3, 9, 4]
@@ -73,26 +79,22 @@ timeline(
 )
 
 # %% [markdown]
-# The class that decides is `Scheduler`. Each duty is a method, and a subclass may override it. You override one at a
-# time; the engine keeps its own version of the others.
-#
 # ## Who is complete, who leaves
 #
-# A *sequence* is one answer in the making. The engine adds a token to it, then asks `retire` who leaves. What leaves
-# gives back its slot and its *blocks*, the pieces of KV cache that the lecture calls pages.
+# A *sequence* is one answer in the making. After each step the engine asks `retire` who leaves. What leaves gives back
+# its slot and its *blocks*, the pieces of KV cache that the lecture calls pages.
 #
 # {{card lab2.ex1}}
 #
-# **`is_complete(output_token_ids, max_tokens, eos_token_ids, ignore_eos)`** returns True or False. The last id in the
-# list is the new one. An answer is complete when that token ends it (it is one of `eos_token_ids`, unless the request
-# said `ignore_eos`), or when it has `max_tokens` tokens.
+# **`is_complete(...)`**: the last id in the list is the new one. It completes the answer if it is one of
+# `eos_token_ids` and the request did not say `ignore_eos`, or if it is number `max_tokens`.
+#
+# **`retire(self)`** returns all complete sequences of `self.running`. What you need: `seq.output_token_ids`,
+# `seq.max_tokens`, `seq.request.params.ignore_eos`, `self.stop_checker.eos_token_ids`. A sequence whose prompt is not
+# finished has no output token.
 #
 # **Worked example.** `is_complete([17, 0], 10, [0], False)` is True: token 0 is the EOS. With `ignore_eos=True` it is
 # False.
-#
-# **`retire(self)`** returns the sequences of `self.running` that are complete, all of them, in the step in which they
-# end. What you need: `seq.output_token_ids`, `seq.max_tokens`, `seq.request.params.ignore_eos`, and
-# `self.stop_checker.eos_token_ids`. A sequence in mid-prefill has no output token yet: `retire` must bear that.
 
 
 # %% tags=["exercise"]
@@ -126,45 +128,52 @@ check("lab2.ex1", is_complete, Retiring, seed=seed)
 
 # %% [markdown]
 # **Predict, then run.** The engine below runs your `retire`: 41 tokens for two slots. How many slot-steps are lost,
-# and when?
+# and when: at each change of place, or at the end?
 
 # %%
 if solved("lab2.ex1"):
     trace = serve(asked, ContinuousBatching(max_num_seqs=2), scheduler=Retiring)
-    title = f"Your retire lets each answer go at its end: {slot_utilisation(trace):.1%} of the slot-steps gave a token"
-    display(timeline(trace, title=title))
+    lost = [2 - sum(row.num_sampled for row in step.rows) for step in trace.steps]
+    drain = sum(lost[step.step] for step in trace.steps if not step.num_waiting)
+    paid = f"{len(trace.steps)} steps x 2 slots = {2 * len(trace.steps)} slot-steps for {sum(asked)} tokens"
+    display(timeline(trace, title=f"{paid}: {sum(lost)} are lost, {drain} of them after the queue is empty"))
 else:
     later("lab2.ex1")
 
 # %% [markdown]
+# The lost ones all lie in the *drain*: one answer runs on alone, and the other slot finds nobody. While somebody
+# waited, none was lost.
+#
 # ## Who is admitted
 #
-# Three things can be missing: a slot, a place in the step's token budget, and blocks of KV cache. The first in the
-# queue is asked first. If it has no room, nobody behind it is asked: a long request at the head would else be passed
-# by short ones for ever.
+# Three things can be missing: a slot, a place in the step's token budget, and blocks of KV cache.
+#
+# **Predict, then run.** Three slots and 3 blocks of 4 tokens. A, B and C have prompts of 8, 8 and 1 tokens. A takes 2
+# blocks in step 0. B needs 2, C needs one, and one is free: who starts beside A?
+
+# %%
+trace = serve([3, 1, 3], ContinuousBatching(max_num_seqs=3), prompt_tokens=[8, 8, 1], num_blocks=3, block_size=4)
+timeline(trace, title=f"Rows in step 0: {len(trace.steps[0].rows)}, on 3 slots; {trace.steps[0].num_waiting} wait")
+
+# %% [markdown]
+# Nobody. The first in the queue is asked first; if it has no room, nobody behind it is asked. A long request at the
+# head would otherwise be passed by short ones for ever.
 #
 # {{card lab2.ex2}}
 #
-# `admit(self, step)` yields waiting sequences, one after the other, while there is room. The scheduler seats each one
-# before it asks you for the next, so slots, budget and blocks are up to date each time.
+# `admit(self, step)` yields waiting sequences while there is room for this step's tokens; nothing is kept for later
+# ones. The scheduler seats each before it asks for the next, so what you ask is up to date.
 #
 # | you ask | you get |
 # |---|---|
-# | `self.policy.peek()` | the first in the queue, or None. The scheduler takes it out when you yield it |
+# | `self.policy.peek()` | the first in the queue, or None; taken out when you yield it |
 # | `self.free_slots` | a list of the free slots |
-# | `self.num_new_tokens(seq, step)` | how many of its tokens this step can compute; 0: the budget is used up |
-# | `seq.num_computed_tokens` | how many of its tokens are in the cache already |
-# | `self.kv.blocks_needed(seq, num_tokens)` | new blocks so that its table holds `num_tokens` tokens in all |
+# | `self.num_new_tokens(seq, step)` | its tokens that this step can compute; 0: the budget is used up |
+# | `self.kv.num_cached_tokens(seq)` | its tokens that the cache holds already |
+# | `self.kv.blocks_needed(seq, num_tokens)` | new blocks so that it holds `num_tokens` tokens, cached ones included |
 # | `self.kv.num_free_blocks` | free blocks in the pool |
 #
-# Blocks for *this step's* tokens are enough. Nothing is kept for the tokens to come.
-#
-# **Worked example.** Two slots free, blocks of 4 tokens, 3 blocks free, the queue holds prompts of 8, 8 and 1 tokens.
-# The first takes 2 blocks and is admitted. The second needs 2, one is free: it waits. The third would fit, and waits
-# too.
-#
-# `self.blocked(seq, step)` would answer the question for you. Write the three conditions yourself, and read it
-# afterwards.
+# `self.blocked(seq, step)` would answer for you: write the conditions first, and read it afterwards.
 
 
 # %% tags=["exercise"]
@@ -180,7 +189,8 @@ class Admitting(Scheduler):
             num_tokens = self.num_new_tokens(seq, step)
             if num_tokens == 0:
                 return
-            if self.kv.blocks_needed(seq, seq.num_computed_tokens + num_tokens) > self.kv.num_free_blocks:
+            num_tokens += self.kv.num_cached_tokens(seq)
+            if self.kv.blocks_needed(seq, num_tokens) > self.kv.num_free_blocks:
                 return
             yield seq
         # END SOLUTION
@@ -423,32 +433,37 @@ else:
 
 # %% [markdown]
 # None. 160 KiB is 40 layers with 8 KV heads of 128: a model of 12 to 14 billion parameters. A 7B model with as many KV
-# heads as query heads needs 512 KiB a token, one with *grouped-query attention* 128 or 56. The number that decides is
-# not the model's size but its KV heads.
+# heads as query heads needs 512 KiB a token, one with *grouped-query attention* 128 or 56. KV heads decide, not size.
 #
-# One limit: the formula fills every context to its end. Real requests are of all lengths and mostly half grown, so
-# engines admit more than this and preempt when they must, as yours did above. Activations and CUDA graphs take another
-# 1 to 4 GB.
-#
+# One limit: the formula fills every context to its end. Real requests are mostly half grown, so engines admit more and
+# preempt when they must. Activations and CUDA graphs take another 1 to 4 GB.
+
+# %% [markdown]
 # ## Who makes room
 #
-# A customer who pays for speed arrives, and both slots are taken by others. The fourth duty asks the *policy* whose
-# place she takes. The policy owns the queue; a smaller `priority` number is more urgent.
+# **Predict, then run.** D pays for speed and arrives in step 6. Both slots are taken, and C waits too. Priority alone,
+# without a fourth duty: in which step does D start?
+
+# %%
+situation = {"arrivals_s": [0, 1, 2, 6, 7], "priorities": [1, 1, 1, 0, 1]}
+trace = serve([18, 16, 12, 5, 6], ContinuousBatching(max_num_seqs=2), policy=Priority(), **situation)
+wait = next(m.ttft_s for m in sequence_metrics(trace) if m.request_id == "D")
+timeline(trace, title=f"D arrives in step 6; her first token is there {wait:.0f} steps later")
+
+# %% [markdown]
+# D passes C in the queue, and waits for a slot all the same. The fourth duty asks the *policy*, which owns the queue,
+# whose place she takes. A smaller `priority` number is more urgent.
 #
 # {{card lab2.ex6}}
 #
-# `displaces(self, candidate, running, now_s)` returns the running sequence whose place `candidate` takes, or None: it
-# waits. The engine asks only when there is no room.
+# `displaces(self, candidate, running, now_s)` returns the running sequence that goes, or None: `candidate` waits. You
+# need `seq.request.priority` and `seq.arrival_s`.
 #
-# - The one to go is the least urgent of `running`; among equally urgent ones the latest arrival, which has the least
-#   to lose.
+# - The least urgent of `running` goes; among equals the latest arrival, which has the least to lose.
 # - It goes only if the candidate is strictly more urgent. Two equals would throw each other out in turn.
 #
-# What you need: `seq.request.priority` and `seq.arrival_s`. Displaced work is not lost for ever: the sequence queues
-# again and computes its tokens anew.
-#
-# **Worked example.** A (priority 1, arrived at 0) and B (priority 1, arrived at 1) run. C with priority 0 takes the
-# place of B. Had C priority 1, it would wait.
+# **Worked example.** A and B run, priority 1, arrived at 0 and 1. C with priority 0 takes the place of B. With
+# priority 1 it would wait.
 
 
 # %% tags=["exercise"]
@@ -467,12 +482,11 @@ class PremiumFirst(Priority):
 check("lab2.ex6", PremiumFirst, seed=seed)
 
 # %% [markdown]
-# **Predict, then run.** D is premium and arrives in step 6. How much sooner is its first token there, and what do the
-# others pay?
+# **Predict, then run.** The same five with your `displaces`; who goes queues again and computes its tokens anew. How
+# much sooner is D's first token there, and what do the others pay?
 
 # %%
 if solved("lab2.ex6"):
-    situation = {"arrivals_s": [0, 1, 2, 6, 7], "priorities": [1, 1, 1, 0, 1]}
     runs = {
         name: serve([18, 16, 12, 5, 6], ContinuousBatching(max_num_seqs=2), policy=policy, **situation)
         for name, policy in {"it waits": Priority(), "your displaces": PremiumFirst()}.items()

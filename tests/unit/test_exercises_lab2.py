@@ -42,6 +42,18 @@ def finished(self):
     return [seq for seq in self.running if seq.is_finished]
 
 
+def unguarded(self):
+    eos = self.stop_checker.eos_token_ids
+    return [s for s in self.running if is_complete(s.output_token_ids, s.max_tokens, eos, s.request.params.ignore_eos)]
+
+
+def endless(self):
+    found = []
+    while self.running:
+        found = finished(self)
+    return found
+
+
 RETIRE = [
     ((lambda t, n, eos, ignore: len(t) >= n, Retiring), "the last token is an EOS"),
     ((lambda t, n, eos, ignore: t[-1] in eos and not ignore, Retiring), "complete without an EOS too"),
@@ -61,6 +73,8 @@ RETIRE = [
         (is_complete, retiring(lambda self: finished(self) if len(finished(self)) == len(self.running) else [])),
         "every complete sequence in the step in which it ends",
     ),
+    ((is_complete, retiring(unguarded)), "has no output token; look at the list before its last item"),
+    ((is_complete, retiring(endless)), "go over self.running once"),
 ]
 
 
@@ -74,7 +88,7 @@ def admitting(slots=True, budget=True, blocks=True, head_only=True, most=99, idl
         tokens = self.num_new_tokens(seq, step)
         if (slots and not self.free_slots) or (budget and not tokens):
             return False
-        end = seq.num_prompt_tokens + seq.max_tokens if whole else seq.num_computed_tokens + tokens
+        end = seq.num_prompt_tokens + seq.max_tokens if whole else self.kv.num_cached_tokens(seq) + tokens
         return not blocks or self.kv.blocks_needed(seq, end) <= self.kv.num_free_blocks
 
     def admit(self, step):
@@ -97,10 +111,52 @@ class PeekAdmitting(Scheduler):
     def admit(self, step):
         while (seq := self.policy.peek()) is not None:
             tokens = self.num_new_tokens(seq, step)
-            need = self.kv.blocks_needed(seq, seq.num_computed_tokens + tokens)
+            need = self.kv.blocks_needed(seq, self.kv.num_cached_tokens(seq) + tokens)
             if not self.free_slots or not tokens or need > self.kv.num_free_blocks:
                 return
             yield seq
+
+
+def skipping(self, step):
+    """Yields while there is room, and asks on for ever when there is none."""
+    while (seq := self.policy.peek()) is not None:
+        if self.blocked(seq, step) is None:
+            yield seq
+
+
+def skipping_in_the_queue(self, step):
+    while True:
+        for seq in list(self.policy):
+            if self.blocked(seq, step) is None:
+                yield seq
+
+
+def collected(self, step):
+    return [self.policy.peek() for _ in self.free_slots if len(self.policy)]
+
+
+def listed(self, step):
+    return [seq for seq in self.policy if self.blocked(seq, step) is None]
+
+
+def asked_once(self, step):
+    seq = self.policy.peek()
+    while seq is not None and self.free_slots:
+        yield seq
+
+
+def uncached(count):
+    """Blocks for this step's tokens, with what the cache holds already counted by `count`."""
+
+    def admit(self, step):
+        while (seq := self.policy.peek()) is not None:
+            tokens = self.num_new_tokens(seq, step)
+            need = self.kv.blocks_needed(seq, count(seq) + tokens)
+            if not self.free_slots or not tokens or need > self.kv.num_free_blocks:
+                return
+            yield seq
+
+    return type("Admitting", (Scheduler,), {"admit": admit})
 
 
 def last_first(self, step):
@@ -121,6 +177,13 @@ ADMIT = [
     (admitting(whole=True), "reserve nothing for later steps"),
     (admitting(pop=True), "peek, not pop"),
     (type("Admitting", (Scheduler,), {"admit": lambda self, step: []}), "nobody is admitted"),
+    (type("Admitting", (Scheduler,), {"admit": skipping}), "asked the same first request again without yielding it"),
+    (type("Admitting", (Scheduler,), {"admit": skipping_in_the_queue}), "a loop in your admit never ends"),
+    (type("Admitting", (Scheduler,), {"admit": collected}), "the same request came twice: yield, do not collect"),
+    (type("Admitting", (Scheduler,), {"admit": listed}), "out of date: yield, do not collect"),
+    (type("Admitting", (Scheduler,), {"admit": asked_once}), "ask peek() again after each yield"),
+    (uncached(lambda seq: 0), "the cached ones (self.kv.num_cached_tokens)"),
+    (uncached(lambda seq: seq.num_computed_tokens), "the cached ones (self.kv.num_cached_tokens)"),
 ]
 
 
@@ -271,6 +334,27 @@ def test_every_request_of_every_case_is_served(id: str) -> None:
     for setting in settings:
         run = drive(setting, policy=Priority(displace=True))
         assert len(set(run["steps"]) - {" ", "."}) == len(setting["lengths"]) and not run["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "part"),
+    [
+        ((lambda t, n, eos, ignore: ..., retiring(finished)), "is_complete: not attempted"),
+        ((is_complete, retiring(lambda self: ...)), "Retiring: not attempted"),
+    ],
+)
+def test_the_part_that_is_a_stub_is_named_and_not_counted_as_wrong(answers: Any, part: str) -> None:
+    outcome = examine(get("lab2.ex1"), answers)
+    assert outcome.status == "not-attempted" and part in dict(outcome.lines)["note"]
+
+
+def test_a_run_is_told_in_words_and_whole() -> None:
+    lines = dict(examine(get("lab2.ex2"), admitting(most=1)).lines)
+    assert lines["gave"].startswith("slots by step: A. ") and "{" not in lines["gave"] and "..." not in lines["gave"]
+    assert "A: prompt 4, answer 3" in lines["ran"]
+    assert "stopped: " in dict(examine(get("lab2.ex2"), admitting(slots=False)).lines)["gave"]
+    moved = dict(examine(get("lab2.ex6"), premium(latest)).lines)["gave"]
+    assert "took the place of" in moved and "stopped" not in moved
 
 
 def test_the_first_wrong_step_is_drawn() -> None:

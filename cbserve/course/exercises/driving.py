@@ -28,7 +28,8 @@ from cbserve.serving import request_name
 
 EMPTY = "."
 BLOCK_SIZE = 4
-PATIENCE = 10_000  # times that one thing may be asked of the scheduler or its queue in a step; the engine needs some 100
+#: How often one thing may be asked of the scheduler or its queue in a step; the engine itself asks some 100 times.
+PATIENCE = 10_000
 NO_END = "did not come back"
 
 #: What to serve: `lengths` (an EOS ends the answer), and where wanted `max_tokens`, `prompts`, `arrivals` and
@@ -106,7 +107,7 @@ def told(setting: Setting) -> str:
     urgency = _each(setting, "priorities", None)
     parts = [f"{setting['slots']} slots"]
     if setting.get("num_blocks"):
-        parts.append(f"{setting['num_blocks']} blocks of {BLOCK_SIZE}")
+        parts.append(f"{setting['num_blocks']} blocks of {BLOCK_SIZE} tokens")
     if setting.get("budget"):
         parts.append(f"{setting['budget']} tokens a step")
     if setting.get("prefix_caching"):

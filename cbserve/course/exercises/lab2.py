@@ -129,9 +129,7 @@ def _diagnose_retire(args: Case, value: Any, expected: Any) -> str:
         return "only the last token is new: an EOS before it was ignored, or the answer would have ended there"
     stopped = value["stopped"]
     if stopped == NO_TOKEN:
-        return (
-            "a sequence whose prompt is not finished has no output token; look at the list before its last item"
-        )
+        return "a sequence whose prompt is not finished has no output token; look at the list before its last item"
     if NO_END in stopped:
         return "a loop in your retire never ends: go over self.running once"
     if "is not finished" in stopped:
@@ -168,7 +166,14 @@ def _admit_cases(seed: int) -> list[Case]:
         {"lengths": [6, 5, 2, 2], "prompts": [8, 12, 2, 2], "slots": 4, "num_blocks": 4},
         {"lengths": [3, 3, 3, 3], "prompts": [6, 6, 6, 1], "slots": 4, "budget": 8},
         # B finds 8 tokens of its prompt in A's blocks, needs one block more, and none is free until A has left.
-        {"lengths": [8, 3], "prompts": [8, 12], "arrivals": [0, 6], "slots": 2, "num_blocks": 4, "prefix_caching": True},
+        {
+            "lengths": [8, 3],
+            "prompts": [8, 12],
+            "arrivals": [0, 6],
+            "slots": 2,
+            "num_blocks": 4,
+            "prefix_caching": True,
+        },
     ]
     drawn = [_random_setting(rng, tight, short) for tight in (False, True) for short in (False, True, True)]
     drawn.append(_random_setting(rng, tight=True, short_steps=False) | {"prefix_caching": True})
