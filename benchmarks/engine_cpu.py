@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from cbserve.core.plan import Row, StepPlan
 from cbserve.core.request import SamplingParams
 from cbserve.executors import torch_executor
 from cbserve.executors.torch_executor import TorchExecutor
+from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.models.llama import Linear, LlamaModel
 from cbserve.models.weights import load_model
 
@@ -77,7 +79,7 @@ def decode_plan(batch: int, context: int, num_blocks: int) -> StepPlan:
 
 
 @contextmanager
-def stopwatch(spent: dict[str, float]) -> Iterator[None]:
+def stopwatch(executor: TorchExecutor, spent: dict[str, float]) -> Iterator[None]:
     """Time in matrix products, attention with its gather, storing K and V, and sampling, added up in `spent`."""
 
     def timed(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -92,16 +94,18 @@ def stopwatch(spent: dict[str, float]) -> Iterator[None]:
 
     places = [
         (Linear, "__call__", "products"),
-        (torch_executor.PagedAttention, "run", "attention"),
-        (torch_executor, "store_kv", "store"),
+        (PagedAttention, "run", "attention"),
         (torch_executor, "sample", "sampling"),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, label in places:
         setattr(owner, name, timed(label, getattr(owner, name)))
+    backend = executor.backend
+    executor.backend = replace(backend, store_kv=timed("store", backend.store_kv))
     try:
         yield
     finally:
+        executor.backend = backend
         for owner, name, original in originals:
             setattr(owner, name, original)
 
@@ -120,7 +124,7 @@ def decode_speed(model: LlamaModel, executor: TorchExecutor, repeats: int) -> No
         products, step = (statistics.median(times) for times in zip(*turns, strict=True))
         ratio = statistics.median((bare_s + kv) / step_s for bare_s, step_s in turns)
         spent: dict[str, float] = {}
-        with stopwatch(spent):
+        with stopwatch(executor, spent):
             watched = median_s(lambda plan=plan: executor.execute(plan), repeats)
         shares = [spent[part] / (repeats + 1) for part in parts]
         numbers = (f"{x * 1e3:.2f}" for x in [*shares, watched - sum(shares)])

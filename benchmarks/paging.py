@@ -97,7 +97,7 @@ def shared_prompt(model: str, num_requests: int = 32, shared: int = 1_000, own: 
         ttft[caching], computed[caching] = statistics.median(times), tokens / (num_requests - 1)
     saved, promised = 1 - ttft[True] / ttft[False], 1 - computed[True] / computed[False]
     print(
-        f"shared prompt of {shared} tokens, {num_requests} requests: TTFT {ttft[False] * 1e3:.0f} ms without the cache, "
+        f"shared prompt of {shared} tokens, {num_requests} requests: TTFT {ttft[False] * 1e3:.0f} ms without cache, "
         f"{ttft[True] * 1e3:.0f} ms with it: {saved:.1%} saved; {promised:.1%} of the tokens need not be computed "
         f"({saved / promised:.0%} of what the arithmetic promises)"
     )

@@ -46,6 +46,7 @@ class LLM:
         policy: who goes first; FCFS by default.
         scheduler: a subclass of `Scheduler` that overrides duties.
         block_pool: a class or function (num_blocks, block_size) -> pool with the methods of `BlockPool`.
+        backend: "auto" takes the Triton kernels on CUDA and torch elsewhere; or "triton", "torch".
         attention: a replacement for the paged attention of a step (see `cbserve.kernels.paged_attention`).
         block_size: tokens in a block.
         num_blocks, kv_cache_bytes: size of the KV pool, in one unit or the other. By default on a CPU
@@ -76,6 +77,7 @@ class LLM:
         policy: Policy | None = None,
         scheduler: type[Scheduler] = Scheduler,
         block_pool: Callable[[int, int], BlockPool] = BlockPool,
+        backend: str = "auto",
         attention: Callable[..., torch.Tensor] | None = None,
         preemption: str = "recompute",
         enable_prefix_caching: bool = False,
@@ -127,7 +129,7 @@ class LLM:
         num_host_blocks = self._num_host_blocks(preemption, swap_space_bytes, num_blocks, block_size)
         try:
             self.executor = TorchExecutor(
-                self.model, num_blocks, block_size, attention, seed, num_host_blocks=num_host_blocks
+                self.model, num_blocks, block_size, attention, seed, num_host_blocks=num_host_blocks, backend=backend
             )
         except (RuntimeError, MemoryError) as error:  # torch's words for too little memory differ by device
             gigabytes = (num_blocks + num_host_blocks) * block_size * self.kv_bytes_per_token / 1e9

@@ -12,9 +12,7 @@ from torch import Tensor
 from cbserve.core.plan import Row, StepPlan, StepResult
 from cbserve.executors.packing import Limits, PackedStep, PlanError, pack, padded_tables
 from cbserve.executors.threads import choose_num_threads
-from cbserve.kernels.block_copy import copy_blocks
-from cbserve.kernels.kv_store import store_kv
-from cbserve.kernels.paged_attention import PagedAttention
+from cbserve.kernels.backends import choose_backend
 from cbserve.models.llama import Attend, LlamaModel
 from cbserve.models.sampling import SamplingRow, sample
 
@@ -31,6 +29,7 @@ class TorchExecutor:
     Args:
         model: its weights decide device and dtype.
         num_blocks, block_size: size of the KV cache, in blocks and in tokens a block; those of the scheduler's pool.
+        backend: "auto" (Triton on CUDA, else torch), "triton" or "torch": what computes between the matrix products.
         attention: takes the place of `kernels.paged_attention.paged_attention`; called once a layer with all rows.
         default_seed: requests without a seed get one that is derived from this number and their id.
         num_host_blocks: size of the host pool that sequences are swapped out to; 0: no swapping.
@@ -53,11 +52,14 @@ class TorchExecutor:
         default_seed: int = 0,
         num_threads: int | None = None,
         num_host_blocks: int = 0,
+        backend: str = "auto",
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size), ("num_threads", num_threads)):
             if value is not None and value < 1:
                 raise PlanError(f"{name}={value}: must be at least 1")
         config = model.config
+        self.backend = choose_backend(backend, model.device)
+        self._kernels = self.backend if self.backend.name == "triton" else None  # torch has its own fast forms
         self.model, self.attention, self.default_seed = model, attention, default_seed
         self.limits = Limits(config.vocab_size, config.max_position, num_blocks, block_size)
         # Not filled: attention never looks at what no token was written to.
@@ -85,6 +87,7 @@ class TorchExecutor:
         rows = [plan.rows[i] for i in order]
         packed = pack(rows, self.limits, self.model.device)
         self._check_copies(plan)
+        copy_blocks = self.backend.copy_blocks
         copy_blocks(self.kv_cache, self.host_cache, plan.swap_outs)
         copy_blocks(self.kv_cache, self.kv_cache, plan.copies)
         copy_blocks(self.host_cache, self.kv_cache, plan.swap_ins)
@@ -92,7 +95,8 @@ class TorchExecutor:
         if rows:
             last = [stop - 1 for row, stop in zip(rows, packed.query_start[1:], strict=True) if row.num_samples]
             logit_rows = torch.tensor(last, dtype=torch.int64, device=self.model.device)
-            logits = self.model.forward(packed.token_ids, packed.positions, self._attend(packed), logit_rows)
+            attend = self._attend(packed)
+            logits = self.model.forward(packed.token_ids, packed.positions, attend, logit_rows, self._kernels)
             sampled, logprobs = self._sample(logits, rows)
             back = sorted(range(len(rows)), key=order.__getitem__)
             result.sampled = [sampled[r] for r in back]
@@ -106,9 +110,11 @@ class TorchExecutor:
     def _attend(self, packed: PackedStep) -> Attend:
         """What the model calls in each layer: K and V into the cache, then attention over it."""
         device, scale, layers, slots = self.model.device, self._scale, self._layers, packed.slots
+        store_kv = self.backend.store_kv
         if self.attention is None:
             lens = packed.query_lens, packed.context_lens
-            step = PagedAttention(packed.block_tables, *lens, self.limits.block_size, self.model.dtype, device)
+            plan = packed.block_tables, *lens, self.limits.block_size, self.model.dtype, device
+            step = self.backend.paged_attention(*plan)
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 store_kv(k, v, *layers[layer], slots)
@@ -136,7 +142,7 @@ class TorchExecutor:
             sampling = [row for row in rows if row.num_samples]
             logits = logits[[r for r, row in enumerate(sampling) for _ in range(row.num_samples)]]
         choices = [self._choice(row, row.sample_index + i) for row in rows for i in range(row.num_samples)]
-        ids, logprobs = sample(logits, choices)
+        ids, logprobs = sample(logits, choices, self._kernels.sample_tokens if self._kernels else None)
         sampled, reported, at = [], [], 0
         for row in rows:
             own = slice(at, at := at + row.num_samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,20 @@ from cbserve.models.config import ModelConfig
 
 # attend(layer, q [N, heads, head_dim], k [N, kv_heads, head_dim], v [N, kv_heads, head_dim]) -> [N, heads, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Fused(Protocol):
+    """Operations between matrix products; `cbserve.kernels.backends.Backend` has them."""
+
+    @property
+    def add_rms_norm(self) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]: ...
+
+    @property
+    def rotary(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+
+    @property
+    def silu_and_mul(self) -> Callable[[Tensor], Tensor]: ...
+
 
 # Below this many elements a call of oneDNN costs more than the product.
 _WORTH_PACKING = 1 << 16
@@ -41,24 +56,47 @@ class LlamaModel:
         self.rotation = _rotation_table(config).to(self.device)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, logit_rows: Tensor) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, logit_rows: Tensor, kernels: Fused | None = None
+    ) -> Tensor:
         """Logits after some of N packed tokens, which may belong to any number of sequences.
 
         token_ids, positions: int64 [N]; a position is the token's place in its own sequence. `attend(layer, q, k, v)`
         is called once a layer with rotated q [N, heads, head_dim] and k [N, kv_heads, head_dim], and with v; it stores
         K and V as it likes and returns [N, heads, head_dim]. logit_rows: int64 [R], which of the N tokens want logits.
-        Returns float32 [R, vocab].
+        Returns float32 [R, vocab]. `kernels` does what lies between the matrix products in fewer passes over memory.
 
         head_dim of q and k is in pair-interleaved order (see `_interleave_pairs`), which attention cannot notice.
         """
         rotation = self.rotation[positions].unsqueeze(1)
         hidden = F.embedding(token_ids, self.embedding)
+        if kernels is not None:
+            return self._forward_fused(hidden, rotation.squeeze(1), attend, logit_rows, kernels)
         for index, layer in enumerate(self.layers):
             q, k, v = layer.project(layer.attention_norm(hidden), rotation)
             hidden = hidden + layer.output(attend(index, q, k, v).flatten(1))
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
         return self.lm_head(self.final_norm(hidden[logit_rows])).float()
+
+    def _forward_fused(
+        self, hidden: Tensor, rotation: Tensor, attend: Attend, logit_rows: Tensor, kernels: Fused
+    ) -> Tensor:
+        """The same with each residual addition fused into the norm that follows it."""
+        eps, residual = self.config.rms_norm_eps, torch.zeros_like(hidden)
+        for index, layer in enumerate(self.layers):
+            x, residual = kernels.add_rms_norm(hidden, residual, layer.attention_norm.weight, eps)
+            qkv = layer.qkv(x).unflatten(-1, (-1, layer.head_dim))
+            qk = kernels.rotary(qkv[:, : layer.num_rotated], rotation)
+            q, k, v = qk[:, : layer.num_heads], qk[:, layer.num_heads :], qkv[:, layer.num_rotated :]
+            x = layer.output(attend(index, q, k, v).flatten(1))
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm.weight, eps)
+            hidden = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
+        hidden, residual = hidden[logit_rows], residual[logit_rows]
+        if not len(logit_rows):
+            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        x, _ = kernels.add_rms_norm(hidden, residual, self.final_norm.weight, eps)
+        return self.lm_head(x).float()
 
 
 class _Layer:

@@ -6,7 +6,7 @@ their number enters, so a request gives the same tokens alone, in any batch, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,24 +37,47 @@ class SamplingRow:
     num_logprobs: int | None = None
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[dict[int, float] | None]]:
+# (logits [R, V], temperature, top_k, top_p, min_p, u: one value a row each) -> int64 [R]
+SampleTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def sample(
+    logits: Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens | None = None
+) -> tuple[list[int], list[dict[int, float] | None]]:
     """One token a row of float32 `logits` [R, V], and the log-probabilities that were asked for.
 
     Log-probabilities are raw, as in vLLM: the log-softmax of the logits as they came, whatever was sampled with. The
-    chosen token comes first, then the N best in falling order (the chosen one is not repeated). Raises `ValueError` if
-    there is not one `SamplingRow` a row.
+    chosen token comes first, then the N best in falling order (the chosen one is not repeated). `sample_tokens` is a
+    kernel that chooses for all rows at once (`cbserve.kernels.sampling`). Raises `ValueError` if there is not one
+    `SamplingRow` a row.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{logits.shape[0]} rows of logits but {len(rows)} rows of sampling parameters; give one each")
     if not rows:
         return [], []
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    if sample_tokens is not None:
+        token_ids: list[int] = sample_tokens(logits, *_columns(rows, logits.device)).tolist()
+        return token_ids, _raw_logprobs(logits, token_ids, rows)
+    token_ids = logits.argmax(dim=-1).tolist()
     random = [index for index, row in enumerate(rows) if row.temperature >= _GREEDY_BELOW]
     if random:
         drawn = _draw(logits if len(random) == len(rows) else logits[random], [rows[index] for index in random])
         for index, token_id in zip(random, drawn, strict=True):
             token_ids[index] = token_id
     return token_ids, _raw_logprobs(logits, token_ids, rows)
+
+
+def _columns(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor, ...]:
+    """temperature, top_k, top_p, min_p and u of all rows, as a kernel takes them."""
+    temperatures = [row.temperature if row.temperature >= _GREEDY_BELOW else 0.0 for row in rows]
+    draws = [uniform(row.seed, row.sample_index, row.position) for row in rows]
+    return (
+        torch.tensor(temperatures, dtype=torch.float32, device=device),
+        torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
+        torch.tensor([row.top_p for row in rows], dtype=torch.float32, device=device),
+        torch.tensor([row.min_p for row in rows], dtype=torch.float32, device=device),
+        torch.tensor(draws, dtype=torch.float64, device=device),
+    )
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
