@@ -311,7 +311,11 @@ print(f"{model}: {weighed:,.0f} bytes a page, weighed; {all_heads:,} by the lect
 claim(
     "page-bytes",
     ratio={f"{model}, weighed here": all_heads / weighed}
-    | {m.name: m.block_bytes_all_heads() / m.block_bytes() for m in MODELS.values() if m.name.lower() != model},
+    | {
+        f"{m.name} by its shape": m.block_bytes_all_heads() / m.block_bytes()
+        for m in MODELS.values()
+        if m.name.lower() != model
+    },
 )
 
 # %% [markdown]
@@ -430,15 +434,15 @@ in_memory = {f"memory, {name}": (1 - min(empty[name])) / (1 - at_16[name]) for n
 claim("page-size-16", cost=in_memory | {"attention time, plain torch": attention_ms[4] / min(attention_ms)})
 
 # %% [markdown]
-# "Typically" is right for vLLM on CUDA. It is no law: Mooncake's cache works in pages of 256 and 512 tokens,
-# DeepSeek's kernel FlashMLA in 64, and models that mix attention with state-space layers have pages of 528 tokens and
-# more in vLLM.
+# "Typically" is right for vLLM on CUDA. It is no law: Mooncake's traces count in pages of 512 tokens, DeepSeek's kernel
+# FlashMLA in 64, and models that mix attention with state-space layers have pages of 528 tokens and more in vLLM.
 #
 # ## One prompt, three answers
 #
 # You ask for three samples of one prompt, with `SamplingParams(n=3)`. The prompt has 22 tokens, a page holds 4.
 #
-# **Predict, then run.** How many pages do the three hold when each has written its first two tokens?
+# **Predict, then run.** How many pages do the three hold in the step after the prompt, when each writes its own first
+# token?
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -447,7 +451,7 @@ claim("page-size-16", cost=in_memory | {"attention time, plain torch": attention
 # | 8 | five full pages of prompt once, and a last page for each |
 
 # %%
-forked = serve([7], num_samples=3, prompt_tokens=22, block_size=4, num_blocks=16)
+forked = serve([7], num_samples=3, prompt_tokens=22, block_size=4, num_blocks=12)
 page_map(forked, step=1)
 
 # %%
@@ -503,7 +507,7 @@ table(
 # %%
 system = text[:12]
 chats = [system + [token] * 5 for token in (1, 2, 3)]
-together = {"prompts": chats, "arrivals_s": [0, 1, 2], "block_size": 4, "num_blocks": 20}
+together = {"prompts": chats, "arrivals_s": [0, 1, 2], "block_size": 4, "num_blocks": 16}
 shared = serve([8, 8, 8], enable_prefix_caching=True, **together)
 page_map(shared, step=4)
 
@@ -661,7 +665,7 @@ for gpu in GPUS.values():
 table(
     ["model", "GPU", "MB", "out, ms", "in too", "again, ms", "tips at", "at 70 %"],
     rows,
-    caption="Computed. Links: 32 GB/s (Gen4), 64 GB/s (Gen5). Above the GB/s of `tips at` swapping wins; the last "
+    caption="Computed. Links: 32 GB/s (Gen4), 64 GB/s (Gen5). Above the GB/s in 'tips at' swapping wins; the last "
     "column says who wins at 70 % of the link, about what real copies reach.",
 )
 
@@ -700,8 +704,10 @@ bars(
 )
 
 # %% [markdown]
-# On a CPU "swapping" is a copy from memory to memory, and computing is slow: a one-sided contest. `preemption="auto"`
-# measures both once, on the machine where it runs, and takes the faster.
+# On a CPU "swapping" is a copy from memory to memory, and computing is slow: a one-sided contest. Should the copy look
+# faster than an ordinary step, it is smaller than the noise of your machine.
+#
+# `preemption="auto"` measures both once, where it runs, and takes the faster.
 #
 # What must not depend on the choice is the answer.
 
@@ -844,7 +850,7 @@ page_map(mine)
 #
 # - **vLLM** began with this chapter's design. Its kernels are fast today, prefix caching is on by default, and
 #   preemption only recomputes. It takes a hit by hash, as this engine does.
-# - **SGLang** keeps known prefixes in a radix tree, with pages of a single token by default, and orders its queue by
+# - **SGLang** keeps known prefixes in a radix tree, and orders its queue by
 #   them. **TensorRT-LLM** can promise never to evict a running request.
 # - **Offloading came back** for caches: with pages of 0.5 to 2 MB, vLLM 0.12 copies at about 50 GB/s over PCIe Gen5.
 #   It keeps prefixes, not running requests.
