@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import json
 import random
-import types
 from typing import Any
 
 from cbserve.core.errors import SchedulerError
@@ -15,13 +12,14 @@ from cbserve.course.exercises.paging import (
     AttentionCase,
     agrees,
     as_value,
-    launch_decode,
+    block_by_block,
+    gave,
+    kernel_is_written,
     named_fault,
     reference,
-    run_blocks,
+    runs_kernel,
     tensors,
     told,
-    why_no_triton,
 )
 from cbserve.course.exercises.pools import (
     CountedPool,
@@ -35,7 +33,7 @@ from cbserve.course.exercises.pools import (
 )
 from cbserve.course.exercises.slips import Slip, named_slip
 from cbserve.course.values import close
-from cbserve.kernels.jit import Kernel, KernelError
+from cbserve.kernels.jit import KernelError
 from cbserve.serving import request_name
 
 # ---- ex1: the block pool --------------------------------------------------------------------------------------------
@@ -260,36 +258,21 @@ def _online_cases(seed: int) -> list[Case]:
     return [(case,) for case in cases]
 
 
-def _kernel_is_written(kernel: Any) -> bool:
-    """The frame of the kernel is given, and it does not touch the cache."""
-    function = inspect.unwrap(getattr(kernel, "function", None) or getattr(kernel, "fn", None) or kernel)
-    if not isinstance(function, types.FunctionType):
-        return False
-    names = [step.argval for step in dis.get_instructions(function)]
-    return any("k_cache" in (name if isinstance(name, tuple) else (name,)) for name in names)
-
-
 def _online_is_written(answer: Any) -> bool:
     if not isinstance(answer, tuple) or len(answer) != 2:
         return is_written(answer)
-    return _kernel_is_written(answer[0]) or is_written(answer[1])
+    return kernel_is_written(answer[0]) or is_written(answer[1])
 
 
 def _run_online(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise KernelError('two answers are wanted, one of them written: check("lab3.ex4", decode_kernel, absorb)')
-    kernel, absorb = answer
-    arguments = tensors(args[0])
-    if _kernel_is_written(kernel) and not (is_written(absorb) and why_no_triton()):
-        if not isinstance(kernel, Kernel):
-            raise KernelError("the kernel is wanted as it was given: keep the line @Kernel above it")
-        return as_value(launch_decode(kernel, *arguments))
-    return as_value(run_blocks(absorb, arguments))
+    return as_value(block_by_block(*answer)(*tensors(args[0])))
 
 
 def _words_online(answer: Any, args: Case) -> str:
-    kernel = isinstance(answer, tuple) and _kernel_is_written(answer[0])
-    return f"{'your kernel' if kernel else 'your absorb'}, {told(args[0])}"
+    name = "decode_kernel" if isinstance(answer, tuple) and runs_kernel(*answer) else "absorb"
+    return f"your {name}, {told(args[0])}"
 
 
 def _diagnose_online(args: Case, value: Any, expected: Any) -> str:
@@ -527,6 +510,7 @@ EXERCISES = (
         compare=_sound_pool,
         run=_run_pool,
         words=_words_pool,
+        gave=lambda value: value["last call"],
         figure=lambda args, value, expected: pool_picture(_num_blocks(args), json.loads(value["log"])),
     ),
     Exercise(
@@ -566,6 +550,7 @@ EXERCISES = (
         compare=agrees,
         run=lambda answer, args: as_value(answer(*tensors(args[0]))),
         words=lambda answer, args: f"your paged_decode, {told(args[0])}",
+        gave=gave,
     ),
     Exercise(
         id="lab3.ex4",
@@ -590,6 +575,7 @@ EXERCISES = (
         run=_run_online,
         written=_online_is_written,
         words=_words_online,
+        gave=gave,
     ),
     Exercise(
         id="lab3.ex5",

@@ -271,7 +271,7 @@ def pool_picture(num_blocks: int, calls: Sequence[Call]) -> str:
     for earlier in calls[: index + 1]:
         _fault(earlier, holders)
     free = call["free_blocks"]
-    canvas, columns, size = Canvas(720), 10, 62
+    canvas, columns, size = Canvas(720), 9, 76
     title = rule if rule.startswith("allocate(") else rule[0].upper() + rule[1:]
     title_lines = style.wrap(title, 680, 17, bold=True)
     for row, line in enumerate(title_lines):
