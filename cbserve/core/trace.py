@@ -20,7 +20,6 @@ Times are seconds on the engine's clock. A `step` of n means: the n-th iteration
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from math import isclose
@@ -28,12 +27,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from cbserve.errors import CBServeError
+from cbserve.files import write_whole
 
 FORMAT_VERSION = 1
 
 
 class TraceError(CBServeError):
-    """A trace file is cut, mixed up or of another version; the message names file and line."""
+    """A trace file cannot be used, is cut, mixed up or of another version; the message names file and line."""
 
 
 class StepRow(NamedTuple):
@@ -220,47 +220,48 @@ class Trace:
     # ---- files --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write JSON lines: a header, then one event a line. An interruption leaves the old file as it was."""
+        """Write JSON lines: a header, then one event a line. An interruption leaves the old file as it was.
+
+        Raises:
+            TraceError: nothing can be written there, or `path` is something that exists and is no regular file.
+        """
         lines = [json.dumps({"event": "header", "version": FORMAT_VERSION, "meta": self.meta}, sort_keys=True)]
         lines += [json.dumps({"event": event.type, **asdict(event)}) for event in self.events]
-        _write_atomically(
-            Path(path), "\n".join([*lines, json.dumps({"event": "end", "count": len(self.events)})]) + "\n"
-        )
+        lines.append(json.dumps({"event": "end", "count": len(self.events)}))
+        write_whole(path, "\n".join(lines) + "\n", TraceError)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """Read what `save` wrote.
 
         Raises:
-            TraceError: the file is cut, of another version, or a line is no event; names file and line.
+            TraceError: the file cannot be read, is cut, of another version, or a line is no event; names file and line.
         """
         trace, ended = cls(), False
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    record = json.loads(line)
-                    kind = record.pop("event")
-                    if number == 1:
-                        if kind != "header" or record["version"] != FORMAT_VERSION:
-                            raise ValueError(f"want a header of version {FORMAT_VERSION}")
-                        trace.meta = record["meta"]
-                    elif kind == "end":
-                        if record["count"] != len(trace.events):
-                            raise ValueError(f"{record['count']} events were written, {len(trace.events)} are here")
-                        ended = True
-                    else:
-                        trace.emit(_event_from(kind, record))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise TraceError(
-                        f"{path}, line {number}: not a trace event ({error}); save the trace again"
-                    ) from error
+        for number, line in enumerate(_lines(path), start=1):
+            try:
+                record = json.loads(line)
+                kind = record.pop("event")
+                if number == 1:
+                    if kind != "header" or record["version"] != FORMAT_VERSION:
+                        raise ValueError(f"want a header of version {FORMAT_VERSION}")
+                    trace.meta = dict(record["meta"])
+                elif kind == "end":
+                    if record["count"] != len(trace.events):
+                        raise ValueError(f"{record['count']} events were written, {len(trace.events)} are here")
+                    ended = True
+                else:
+                    trace.emit(_event_from(kind, record))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise TraceError(f"{path}, line {number}: not a trace event ({error}); save the trace again") from error
         if not ended:
             raise TraceError(f"{path}: cut short, its last line is missing; save the trace again")
         return trace
 
     def save_chrome(self, path: str | Path) -> None:
-        """Write the Chrome trace event format; open it in Perfetto or chrome://tracing."""
-        _write_atomically(Path(path), json.dumps(self.to_chrome()))
+        """Write the Chrome trace event format; open it in Perfetto or chrome://tracing. Raises TraceError, as `save`
+        does."""
+        write_whole(path, json.dumps(self.to_chrome()), TraceError)
 
     def to_chrome(self) -> dict[str, Any]:
         """Chrome trace events: one thread a slot, one slice for each run of steps of the same kind, counters for the
@@ -301,7 +302,9 @@ class Trace:
 
     def difference(self, other: Trace, rel_tol: float = 1e-9) -> str | None:
         """The first difference in words; None if all decisions are equal, in order, and times agree within
-        `rel_tol`."""
+        `rel_tol`. Raises TraceError when `other` is no trace."""
+        if not isinstance(other, Trace):
+            raise TraceError(f"a trace is compared with another trace, not with {other!r}; Trace.load reads a file")
         for index, (mine, theirs) in enumerate(zip(self.events, other.events, strict=False)):
             if type(mine) is not type(theirs):
                 return f"event {index}: {mine} against {theirs}"
@@ -334,10 +337,16 @@ def _chrome_name(tid: int, name: str, what: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _lines(path: str | Path) -> Iterator[str]:
+    """Lines of a text file. Raises TraceError naming the file when it cannot be read, or holds no text."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if not Path(path).is_file() and Path(path).exists():  # a device has no end; a folder reads otherwise by system
+            raise TraceError(f"{path} is no regular file; give the path of a file that Trace.save has written")
+        with open(path, encoding="utf-8") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is no text ({error}); give a file that Trace.save has written") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"cannot read {path!r} ({error}); give the path of a file that Trace.save has written"
+        ) from error

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 from dataclasses import fields
 
 import pytest
@@ -172,3 +174,34 @@ def test_steps_of_a_new_trace_count_from_zero_and_its_clock_too():
         engine.run([Request("A", range(5), SamplingParams(max_tokens=3))])
         steps = [(s.step, s.start_s) for s in engine.trace.of(StepEvent)]
         assert steps == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+BAD_PATHS = {
+    "no such folder": lambda folder: folder / "none" / "run.jsonl", "a folder": lambda folder: folder,
+    "a device": lambda folder: os.devnull, "a number": lambda folder: 5, "nothing": lambda folder: None,
+    "a zero byte": lambda folder: f"{folder}/a\0b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", [Trace().save, Trace().save_chrome, Trace.load], ids=["save", "save_chrome", "load"])
+@pytest.mark.parametrize("bad", BAD_PATHS)
+def test_a_path_that_is_no_file_is_refused_by_name(tmp_path, bad, use):
+    path = BAD_PATHS[bad](tmp_path)
+    with pytest.raises(TraceError) as caught:
+        use(path)
+    assert str(path).replace("\0", "\\x00") in str(caught.value) and "give the path" in str(caught.value)
+    assert not list(tmp_path.iterdir()) and os.path.exists(os.devnull) and not os.path.isfile(os.devnull)
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\xff", b"\x00\x01", b"[]", b"{}"])
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path, content):
+    (tmp_path / "run.jsonl").write_bytes(content)
+    with pytest.raises(TraceError, match="run.jsonl"):
+        Trace.load(tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("other", [5, None, "run.jsonl", []])
+def test_a_trace_is_compared_with_traces_only(other):
+    with pytest.raises(TraceError, match=re.escape(repr(other))):
+        Trace().difference(other)
+    assert Trace() != other
