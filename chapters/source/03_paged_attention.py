@@ -842,7 +842,7 @@ table(
 )
 
 # %%
-mine = serve(my_answers, prompt_tokens=my_prompts, block_size=128)  # larger pages, a smaller picture
+mine = serve(my_answers, prompt_tokens=my_prompts, block_size=256)  # larger pages, a smaller picture
 page_map(mine)
 
 # %% [markdown]
