@@ -77,7 +77,7 @@ page_map(llm.trace, step=30)
 #
 # | you write | it does | it raises |
 # |---|---|---|
-# | `allocate(count)` | takes free blocks, one holder each; returns their ids | `NoFreeBlocksError` if too few are free |
+# | `allocate(count)` | takes free blocks, one holder each; returns their ids | `NoFreeBlocksError` if too few |
 # | `share(block_ids)` | one more holder for each | `ConservationError` if nobody holds one |
 # | `free(block_ids)` | one holder fewer; without a holder it is free | `ConservationError` if nobody holds one |
 #
@@ -216,12 +216,14 @@ check("lab3.ex2", slot_of, seed=seed)
 if solved("lab3.ex1") and solved("lab3.ex2"):
     llm = LLM(model, block_pool=MyPool, **{**how, "block_size": 8, "num_blocks": 60})
     llm.generate(["a short one", "another", "and a third"], SamplingParams(max_tokens=9, seed=1), use_tqdm=False)
-    stream = llm.stream("Where do my tokens lie?", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    asked = "Where do my tokens lie, and who else has been here before me?"
+    stream = llm.stream(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     for _ in range(6):
         next(stream)
     block_table = list(next(iter(llm.scheduler.kv.tables.values())))
     stream.close()
-    rows = [[p, *slot_of(p, block_table, 8)] for p in (0, 7, 8, 15, 16, 20)]
+    end = 8 * len(block_table) - 1
+    rows = [[p, *slot_of(p, block_table, 8)] for p in (0, 7, 8, end - 8, end - 7, end)]
     print(f"block table {block_table}")
     display(table(["position", "block", "place"], rows))
 else:
@@ -563,6 +565,7 @@ if solved("lab3.ex6"):
             x_name="GPUs",
             y_name="times one GPU",
             title=f"More than linear up to {best} GPUs, while the hit rate rises; then a straight line",
+            caption="Simulated by your function: 60 % prefill, forty prefixes in turn, room for ten in each cache.",
         )
     )
     print(f"Compute on one GPU: at most {bound['compute']:.2f} times, even if every token is a hit.")
