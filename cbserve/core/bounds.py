@@ -41,7 +41,9 @@ def step_speedup_bound(lengths: Sequence[int], batch_size: int) -> float:
 
 def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n. The longest of n exponential lengths is H_n times the mean, so a static batch of n
-    uses 1 / H_n of its slots (Renyi 1953)."""
+    uses 1 / H_n of its slots (Renyi 1953). Raises InvalidRequestError for n below 0."""
+    if not hasattr(n, "__index__") or n < 0:
+        raise InvalidRequestError(f"n={n!r}: must be an integer of at least 0")
     return sum(1 / k for k in range(1, n + 1))
 
 

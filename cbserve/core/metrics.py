@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent, Trace
 
 
@@ -149,6 +150,9 @@ def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
 
     Args:
         num_slots: slots to divide by; the trace's own number by default.
+
+    Raises:
+        InvalidRequestError: here and below: num_slots is below 1, or neither it nor the trace says how many.
     """
     steps = trace.steps
     records = sequence_metrics(trace)
@@ -211,14 +215,25 @@ def tail_waste(trace: Trace) -> float:
     """Share of the used blocks' tokens that hold nothing, because a last block is not full: pooled over steps. Blocks
     that
     sequences share count once for each."""
-    size = trace.meta["block_size"]
+    size = _of_meta(trace, "block_size")
     used = [(row.context_len, -(-row.context_len // size) * size) for step in trace.steps for row in step.rows]
     return 1 - sum(held for held, _ in used) / sum(room for _, room in used) if used else math.nan
 
 
 def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:
-    slots = num_slots or trace.meta["num_slots"]
-    return sum(counts) / (slots * len(trace.steps)) if trace.steps else math.nan
+    if num_slots is not None and (not hasattr(num_slots, "__index__") or isinstance(num_slots, bool) or num_slots < 1):
+        raise InvalidRequestError(f"num_slots={num_slots!r}: must be an integer of at least 1")
+    if not trace.steps:
+        return math.nan
+    slots = _of_meta(trace, "num_slots") if num_slots is None else num_slots
+    return sum(counts) / (slots * len(trace.steps))
+
+
+def _of_meta(trace: Trace, name: str) -> int:
+    try:
+        return int(trace.meta[name])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequestError(f"the trace does not say {name}; take one that an engine has written") from None
 
 
 def mean(values: Sequence[float]) -> float:

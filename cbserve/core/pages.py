@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import (
     Admitted,
     Arrived,
@@ -252,7 +253,7 @@ class PageFold:
 def page_states(trace: Trace) -> Iterator[PageState]:
     """The state of each step, then that of the end.
 
-    Raises ValueError when the trace does not say how large its pool is.
+    Raises InvalidRequestError when the trace does not say how large its pool is.
     """
     size = pool_size(trace)
     step = -1
@@ -270,14 +271,14 @@ def page_state(trace: Trace, step: int | None = None) -> PageState:
     """The state of one step; None: the step that uses the most blocks.
 
     Raises:
-        ValueError: the trace has no such step; its last step + 1 is the end.
+        InvalidRequestError: the trace has no such step; its last step + 1 is the end.
     """
     size, steps = pool_size(trace), trace.steps
     if step is None:
         step = max(steps, key=lambda s: s.num_used_blocks).step if steps else 0
     first, end = (steps[0].step, steps[-1].step + 1) if steps else (0, 0)
-    if not first <= step <= end:
-        raise ValueError(f"step={step}: must be from {first} to {end}; {end} is the end of the run")
+    if not isinstance(step, int) or not first <= step <= end:
+        raise InvalidRequestError(f"step={step!r}: must be from {first} to {end}; {end} is the end of the run")
     fold = PageFold()
     for event in trace:
         fold.apply(event)
@@ -289,8 +290,10 @@ def page_state(trace: Trace, step: int | None = None) -> PageState:
 
 
 def pool_size(trace: Trace) -> tuple[int, int]:
-    """(blocks in the pool, tokens a block). Raises ValueError when the trace does not say."""
+    """(blocks in the pool, tokens a block). Raises InvalidRequestError when the trace does not say."""
     try:
         return int(trace.meta["num_blocks"]), int(trace.meta["block_size"])
     except KeyError as error:
-        raise ValueError(f"the trace does not say {error} of its pool; take one that an engine has written") from None
+        raise InvalidRequestError(
+            f"the trace does not say {error} of its pool; take one that an engine has written"
+        ) from None

@@ -10,7 +10,9 @@ import pytest
 import cbserve
 from cbserve import serve
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.trace import Trace
 
+NO_SLOTS = Trace(events=serve([2]).events)  # it says neither slots nor pool
 WRONG_CALLS = {
     "fixed": [(0, 3), (-1, 3), (1.5, 2), (3, -1), ("a", 2)],
     "exponential": [(0, 3), (-5, 3), (5, -1), (math.nan, 3), (math.inf, 3), (5, "a")],
@@ -20,6 +22,11 @@ WRONG_CALLS = {
     "static_utilisation": [([], 3), ([1, 2], 0), ([0, 0], 2)],
     "continuous_steps_bound": [([], 3), ([1], 0), ([1, 2], -1)],
     "step_speedup_bound": [([], 3), ([1], 0)],
+    "harmonic": [(-1,), (1.5,), ("3",), (None,)],
+    "slot_utilisation": [(serve([2]), n) for n in (0, -3, 1.5, "2")] + [(NO_SLOTS,)],
+    "occupancy": [(serve([2]), 0), (NO_SLOTS,)],
+    "summarize": [(serve([2]), -3), (NO_SLOTS,)],
+    "tail_waste": [(NO_SLOTS,)],
     "StepTimes": [((),), (((1, 2.0),),), (((5, 2.0), (1, 3.0)),)],
 }
 
