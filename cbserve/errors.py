@@ -7,3 +7,7 @@ class CBServeError(Exception):
 
 class ModelError(CBServeError):
     """A model, its files or its tokenizer cannot be used as asked."""
+
+
+class FigureError(CBServeError, ValueError):
+    """A picture or a table cannot be drawn from what was given."""

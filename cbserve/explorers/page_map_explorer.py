@@ -8,6 +8,7 @@ from typing import Any
 
 from cbserve.core.pages import page_state, page_states
 from cbserve.core.trace import Trace
+from cbserve.errors import FigureError
 from cbserve.explorers.page_story import tell_pages, tell_request
 from cbserve.explorers.showing import show
 from cbserve.viz.figure import Figure
@@ -33,7 +34,9 @@ class PageMapExplorer:
         order = order_of_ids(self.states[-1].arrived)
         self.requests = {name: r for r, name in letters(order).items() if r in admitted}  # letter -> request_id
         if highlight is not None and highlight not in {*self.requests, *self.requests.values()}:
-            raise ValueError(f"highlight={highlight!r}: no such request; there is {', '.join(self.requests) or 'none'}")
+            raise FigureError(
+                f"highlight={highlight!r}: no such request; there is {', '.join(self.requests) or 'none'}"
+            )
         self.highlight = self.requests.get(highlight or "", highlight)
         self.static_class = f"cbserve-static-{next(_numbers)}"
         self.figure = self._draw(self.start)
@@ -156,6 +159,6 @@ def page_map_explorer(
         width: pixels, at least 480.
 
     Raises:
-        ValueError: no such step, no such request, or a pool that cannot be drawn.
+        FigureError: no such step, no such request, or a pool that cannot be drawn.
     """
     return PageMapExplorer(trace, step, highlight, width)

@@ -12,7 +12,7 @@ from typing import Any
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
-from cbserve.errors import CBServeError
+from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers.lengths import MAX_REQUESTS, LengthError, parse_lengths, require_quick
 from cbserve.explorers.showing import show
 from cbserve.explorers.story import decision_steps, tell
@@ -272,10 +272,10 @@ def timeline_explorer(
 
     Raises:
         LengthError: a length cannot be drawn.
-        ValueError: `show` is none of the three.
+        FigureError: `show` is none of the three.
     """
     if show not in ("static", "continuous", "both"):
-        raise ValueError(f"show={show!r}: must be 'static', 'continuous' or 'both'")
+        raise FigureError(f"show={show!r}: must be 'static', 'continuous' or 'both'")
     checked = parse_lengths(", ".join(map(str, lengths)))
     options = {
         "block_size": block_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from cbserve.errors import FigureError
 from cbserve.viz import style
 from cbserve.viz.figure import Canvas
 
@@ -20,9 +21,10 @@ class Scale:
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool = False) -> None:
         if log and low <= 0:
-            raise ValueError(f"a logarithmic axis cannot show {low!r}: all values must be above 0; take a linear axis")
+            raise FigureError(f"a logarithmic axis cannot show {low!r}: all values must be above 0; take a linear axis")
         if high <= low:
-            low, high = (low / 2, low * 2) if log else (low - 0.5, low + 0.5)
+            half = max(0.5, abs(low) * 1e-6)  # half a unit is lost beside a number of 17 digits
+            low, high = (low / 2, low * 2) if log else (low - half, low + half)
         self.low, self.high, self.start, self.end, self.log = low, high, start, end, log
 
     def __call__(self, value: float) -> float:
@@ -41,23 +43,24 @@ class Scale:
             values = [v for v in values if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9)]
             if len(values) <= count:
                 break
+        values = values[:: -(-len(values) // count)] if values else values
         return values if len(values) > 1 else [self.low, self.high]
 
 
 def extent(values: Iterable[float], log: bool, from_zero: bool = False) -> tuple[float, float]:
     """The ends of a scale that shows all finite `values`: round, and from 0 where that is asked.
 
-    Raises ValueError when there is nothing to draw.
+    Raises FigureError when there is nothing to draw.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        raise ValueError("nothing to draw: give at least one finite value")
+        raise FigureError("nothing to draw: give at least one finite value")
     low, high = min(finite), max(finite)
     if log or low == high == 0:
         return (low, high) if log else (0.0, 1.0)
     low = min(low, 0.0) if from_zero else low
     step = style.ticks(low, high, 5)
-    unit = step[1] - step[0] if len(step) > 1 else abs(high) or 1.0
+    unit = (step[1] - step[0] if len(step) > 1 else 0.0) or abs(high) or 1.0
     return math.floor(low / unit + 1e-9) * unit, math.ceil(high / unit - 1e-9) * unit
 
 

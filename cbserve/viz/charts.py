@@ -6,7 +6,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
-from cbserve.viz import style
+from cbserve.errors import FigureError
+from cbserve.viz import given, style
 from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
 from cbserve.viz.figure import ID, Canvas, Figure
 
@@ -27,20 +28,24 @@ def bars(
 
     Args:
         labels: one for each bar or group of bars.
-        series: values; or several series by name ("measured", "predicted"), drawn side by side.
+        series: values, where one that is not finite has no bar; or several series by name ("measured", "predicted"),
+            drawn side by side.
         title: the finding.
         unit: printed behind each value; so is the name of a series, where there are several.
         horizontal: False draws columns.
 
     Raises:
-        ValueError: a series has not one value for each label, a value is negative, or there is nothing to draw.
+        FigureError: a series has not one value for each label, a value is negative, or there is nothing to draw.
     """
-    named = dict(series) if isinstance(series, Mapping) else {"": series}
+    _frame(title, width)
+    labels = given.texts("labels", labels)
+    by_name = series if isinstance(series, Mapping) else {"": series}
+    named = {str(name): given.numbers(f"series {name!r}" if name else "series", v) for name, v in by_name.items()}
     for name, values in named.items():
         if len(values) != len(labels):
-            raise ValueError(f"series {name!r} has {len(values)} values for {len(labels)} labels; give one each")
+            raise FigureError(f"series {name!r} has {len(values)} values for {len(labels)} labels; give one each")
         if any(value < 0 for value in values):
-            raise ValueError(f"series {name!r} has the value {min(values)}: bars start at 0; draw it with lines()")
+            raise FigureError(f"series {name!r} has the value {min(values)}: bars start at 0; draw it with lines()")
     _, high = extent([value for values in named.values() for value in values], log=False, from_zero=True)
     canvas = Canvas(width)
     draw = _horizontal if horizontal else _vertical
@@ -51,6 +56,12 @@ def bars(
         f"{label}: " + ", ".join(_said(v[i], unit, name) for name, v in named.items()) for i, label in enumerate(labels)
     )
     return Figure(canvas.svg(height, title, spoken + "."), title, spoken + ".", caption or f"{title}.", (header, rows))
+
+
+def _frame(title: object, width: object, height: object = 240) -> None:
+    given.text("title", title)
+    given.pixels("width", width, 240)
+    given.pixels("height", height, 200)
 
 
 def _said(value: float, unit: str, name: str = "") -> str:
@@ -79,10 +90,12 @@ def _horizontal(
         for k, line in enumerate(lines):
             canvas.text(left - 8, middle + 4.5 + 16 * k, line, "b", "end", style="font-size:13px")
         for index, (name, values) in enumerate(named.items()):
-            hover = f"{label}: {_said(values[i], unit, name)}"
-            canvas.rect(left, y, scale(values[i]) - left, tall - 2, "", hover, fill=_fill(canvas, index), rx=3)
+            hover, end = f"{label}: {_said(values[i], unit, name)}", left
+            if math.isfinite(values[i]):
+                end = scale(values[i])
+                canvas.rect(left, y, end - left, tall - 2, "", hover, fill=_fill(canvas, index), rx=3)
             canvas.text(
-                scale(values[i]) + 7,
+                end + 7,
                 y + tall / 2 + 3.5,
                 said[name][i],
                 "b",
@@ -117,9 +130,11 @@ def _vertical(
         for k, line in enumerate(lines):
             canvas.text(left + group * (i + 0.5), bottom + 17 + 15 * k, line, "b", "middle")
         for index, (name, values) in enumerate(named.items()):
-            at, text = scale(values[i]), style.number(values[i])
+            at, text = bottom, style.number(values[i])
             hover = f"{label}: {_said(values[i], unit, name)}"
-            canvas.rect(x + 1, at, wide - 2, bottom - at, "", hover, fill=_fill(canvas, index), rx=2)
+            if math.isfinite(values[i]):
+                at = scale(values[i])
+                canvas.rect(x + 1, at, wide - 2, bottom - at, "", hover, fill=_fill(canvas, index), rx=2)
             if style.text_width(text, 12, bold=True) <= wide + 8:
                 canvas.text(x + wide / 2, at - 6, text, "b halo", "middle", style="font-weight:600")
             x += wide
@@ -150,12 +165,16 @@ def lines(
         reference: (y value, text): a dashed line across, for a bound or a claim.
 
     Raises:
-        ValueError: x and y differ in length, a log axis would show a value <= 0, or there is nothing to draw.
+        FigureError: x and y differ in length, a log axis would show a value <= 0, or there is nothing to draw.
     """
-    for name, (xs, ys) in series.items():
-        if len(xs) != len(ys):
-            raise ValueError(f"series {name!r} has {len(xs)} x values and {len(ys)} y values; give pairs")
-    points = {name: [p for p in zip(*xy, strict=True) if all(map(math.isfinite, p))] for name, xy in series.items()}
+    _frame(title, width, height)
+    given.mapping("series", series, "name -> (x values, y values)")
+    pairs = {str(name): _pair(name, xy) for name, xy in series.items()}
+    if reference is not None:
+        if not isinstance(reference, tuple | list) or len(reference) != 2:
+            raise FigureError(f"reference={reference!r}: must be (y value, text)")
+        given.finite("reference", reference[0])
+    points = {name: [p for p in zip(*xy, strict=True) if all(map(math.isfinite, p))] for name, xy in pairs.items()}
     points = {name: found for name, found in points.items() if found}
     canvas = Canvas(width)
     top = heading(canvas, title) + 44
@@ -178,14 +197,14 @@ def lines(
             canvas.line(x + 6, y, right + 6, place, "x", stroke_opacity=0.5)
         canvas.text(right + 12, place + 4.5, name, "b", style="font-size:13px;font-weight:600")
     if reference:
-        y = y_scale(reference[0])
+        y, what = y_scale(reference[0]), str(reference[1])
         canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
-        wide = style.text_width(reference[1], 12)
+        wide = style.text_width(what, 12)
         xs = (left + 6, (left + right - wide) / 2, right - wide - 6)
         taken = [at for found in points.values() for at in along([(x_scale(a), y_scale(b)) for a, b in found])]
-        at = free_place(reference[1], [(x, y + dy) for dy in (-6, 15) if y + dy > top for x in xs], taken)
-        canvas.text(*at, reference[1], "b halo")
-    rows = [[name, x, y] for name, (xs, ys) in series.items() for x, y in zip(xs, ys, strict=True)]
+        at = free_place(what, [(x, y + dy) for dy in (-6, 15) if y + dy > top for x in xs], taken)
+        canvas.text(*at, what, "b halo")
+    rows = [[name, x, y] for name, (xs, ys) in pairs.items() for x, y in zip(xs, ys, strict=True)]
     desc = " ".join(
         f"{name}: {y_name} {style.number(f[0][1])} at {x_name} {style.number(f[0][0])}, "
         f"{style.number(f[-1][1])} at {style.number(f[-1][0])}." for name, f in points.items()
@@ -193,6 +212,15 @@ def lines(
     return Figure(
         canvas.svg(last + 16, title, desc), title, desc, caption or f"{title}.", (["series", x_name, y_name], rows)
     )
+
+
+def _pair(name: object, xy: object) -> tuple[list[float], list[float]]:
+    if not hasattr(xy, "__len__") or isinstance(xy, str | Mapping) or len(xy) != 2:
+        raise FigureError(f"series {name!r} is {xy!r}; give (x values, y values)")
+    xs, ys = (given.numbers(f"series {name!r}", values) for values in xy)  # type: ignore[attr-defined]
+    if len(xs) != len(ys):
+        raise FigureError(f"series {name!r} has {len(xs)} x values and {len(ys)} y values; give pairs")
+    return xs, ys
 
 
 MARKERS = (
@@ -235,9 +263,17 @@ def histogram(
         marks: name -> value, drawn as lines down to the axis ("mean", "p99").
 
     Raises:
-        ValueError: nothing to draw, or a log axis would show a value <= 0.
+        FigureError: nothing to draw, a log axis would show a value <= 0, or a value of a wrong kind.
     """
-    finite = sorted(v for v in values if math.isfinite(v))
+    _frame(title, width, height)
+    given.integer("num_bins", num_bins, least=1)
+    if num_bins > width:
+        raise FigureError(f"num_bins={num_bins}: at most one a pixel, {width}")
+    finite = sorted(v for v in given.numbers("values", values) if math.isfinite(v))
+    if marks is not None:
+        given.mapping("marks", marks, "name -> value")
+        for name, value in marks.items():
+            given.finite(f"mark {name!r}", value)
     canvas = Canvas(width)
     low, high = extent([*finite, *(marks or {}).values()] if finite else [], log=log_x)
     top = heading(canvas, title) + 44 + 16 * len(marks or {})
@@ -251,8 +287,13 @@ def histogram(
     edges[-1] = high
     counts = _counts(finite, edges)
     curve: list[float] = []
+    if expected is not None and not callable(expected):
+        expected = [v for v in given.numbers("expected", expected) if math.isfinite(v)]
     if callable(expected):
-        curve = [len(finite) * (expected(b) - expected(a)) for a, b in zip(edges, edges[1:], strict=False)]
+        shares = given.numbers("expected", [expected(edge) for edge in edges])
+        if not all(map(math.isfinite, shares)):
+            raise FigureError("expected: gives nan or inf within the values' range; give a distribution function")
+        curve = [len(finite) * (b - a) for a, b in zip(shares, shares[1:], strict=False)]
     elif expected is not None and len(expected):
         curve = [n * len(finite) / len(expected) for n in _counts(sorted(expected), edges)]
     y_scale = Scale(*extent([*counts, *curve], log=False, from_zero=True), bottom, top)

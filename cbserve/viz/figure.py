@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from cbserve.errors import FigureError
+from cbserve.files import write_whole
+from cbserve.viz.style import printable
 from cbserve.viz.table import table_html
 
 ID = "@id@"  # stands for the figure's own prefix until its content is known; inline figures share one id space
@@ -89,6 +91,7 @@ class Canvas:
             f"<style>{_IMAGE_THEME}{_STYLE}</style><defs>{_WASTE}{''.join(self.defs.values())}</defs>"
             f'<rect class="bg" fill="#fff" width="{width}" height="{height}" rx="8"/>{"".join(self.parts)}</svg>'
         )
+        text = printable(text)
         return text.replace(ID, "f" + hashlib.sha256(text.encode()).hexdigest()[:8])
 
 
@@ -121,7 +124,7 @@ class Figure:
     def _repr_html_(self) -> str:
         """An `<img>`: it survives untrusted notebooks, GitHub and both themes."""
         data = base64.b64encode(self.svg.encode()).decode()
-        alt = escape(f"{self.title}. {self.desc}", quote=True)
+        alt = escape(printable(f"{self.title}. {self.desc}"), quote=True)
         return self._frame(
             f'<img alt="{alt}" style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
         )
@@ -133,14 +136,9 @@ class Figure:
         return self._frame(self.svg.replace(image, page), with_table)
 
     def save(self, path: str | Path) -> None:
-        """Write the SVG; an interruption leaves the old file as it was."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(self.svg, encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write the SVG; an interruption leaves the old file as it was. Raises FigureError when it cannot be written
+        there."""
+        write_whole(path, self.svg, FigureError)
 
     def table_html(self) -> str:
         """The data as an HTML table, at most `MAX_HTML_ROWS` rows of it."""
@@ -150,7 +148,7 @@ class Figure:
 
     def _frame(self, picture: str, with_table: bool = True) -> str:
         data = f"<details><summary>data as a table</summary>{self.table_html()}</details>" if with_table else ""
-        text = f'<figcaption style="line-height:1.45">{escape(self.caption)}</figcaption>'
+        text = f'<figcaption style="line-height:1.45">{escape(printable(self.caption))}</figcaption>'
         return f'<figure style="margin:0;max-width:100%">{picture}{text}{data}</figure>'
 
     def __repr__(self) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from cbserve.core.pages import PageState, page_state
 from cbserve.core.trace import Trace
+from cbserve.errors import FigureError
+from cbserve.viz import given, style
 from cbserve.viz import page_words as words
-from cbserve.viz import style
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.findings import caption, plural
 from cbserve.viz.page_grid import Grid, Tables
@@ -38,15 +39,20 @@ def page_map(
         width: pixels, at least 480.
 
     Raises:
-        ValueError: no such step, no such request, a step for a state, or a pool that cannot be drawn.
+        FigureError: no such step, no such request, a step for a state, or a pool that cannot be drawn.
     """
-    if width < 480:
-        raise ValueError(f"width={width}: must be at least 480 pixels; a page shrinks the figure by itself")
+    given.pixels("width", width, 480)
+    if not isinstance(source, Trace | PageState):
+        raise FigureError(f"{source!r} is no trace; give what serve(...) returns")
+    if title is not None:
+        given.text("title", title)
+    if names is not None:
+        given.mapping("names", names, "request id -> what stands on its pages")
     if isinstance(source, PageState) and step is not None:
-        raise ValueError(f"step={step} for a state, which is that of step {source.step}; give the trace instead")
+        raise FigureError(f"step={step} for a state, which is that of step {source.step}; give the trace instead")
     state = source if isinstance(source, PageState) else page_state(source, step)
     if state.num_blocks > MAX_PAGES:
-        raise ValueError(
+        raise FigureError(
             f"num_blocks={state.num_blocks:,}: at most {MAX_PAGES:,} pages can be told apart in a picture; "
             "run with a smaller pool or larger blocks"
         )
@@ -91,7 +97,7 @@ def _lit(state: PageState, labels: Mapping[int, str], highlight: str | None) -> 
     }
     if not found:
         known = words.joined(sorted(set(labels.values())), 12) or "nobody"
-        raise ValueError(f"highlight={highlight!r}: no such request so far; there is {known}")
+        raise FigureError(f"highlight={highlight!r}: no such request so far; there is {known}")
     return frozenset(found)
 
 

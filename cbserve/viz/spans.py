@@ -146,7 +146,7 @@ def order_of_ids(ids: Iterable[str]) -> dict[str, int]:
 
 def letters(order: Mapping[str, int], names: Mapping[str, str] | None = None) -> dict[str, str]:
     """request_id -> what stands on its bar: `names`, else a letter by order of arrival."""
-    return {request_id: (names or {}).get(request_id, letter(index)) for request_id, index in order.items()}
+    return {request_id: str((names or {}).get(request_id, letter(index))) for request_id, index in order.items()}
 
 
 def cut(trace: Trace, first: int, last: int) -> Trace:

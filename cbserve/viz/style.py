@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 INKS = ("#ffffff", "#111111", "#111111", "#111111", "#111111", "#111111", "#111111")  # letters on them: 4.5:1 and more
@@ -85,7 +86,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((power * m for m in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{i * step:.15g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def percent(share: float) -> str:
@@ -95,6 +96,18 @@ def percent(share: float) -> str:
 
 def number(value: float) -> str:
     """At most four significant digits, thousands with commas: 1234.5 -> "1,234", 0.01234 -> "0.01234"."""
+    if isinstance(value, int) and abs(value) >= 10**300:  # more than a float holds
+        return f"{Decimal(value):.4g}"
+    if math.isfinite(value) and abs(value) >= 1e15:
+        return f"{value:.4g}"
     if isinstance(value, int) or (math.isfinite(value) and (value == int(value) or abs(value) >= 1000)):
         return f"{value:,.0f}"
     return f"{value:.4g}" if math.isfinite(value) else "no value"
+
+
+def printable(text: str) -> str:
+    """`text` as XML and UTF-8 can hold it: lone surrogates and control characters become U+FFFD."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cbserve.core.trace import StepEvent, Trace
-from cbserve.viz import style
+from cbserve.errors import FigureError
+from cbserve.viz import given, style
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.findings import caption, description, end_step, finding, panel_heading, panel_numbers, table_twin
 from cbserve.viz.marks import key_entries, sample
@@ -16,7 +17,7 @@ LEFT = 66  # pixels for the names of the slots
 
 
 def timeline(
-    *traces: Trace,
+    *traces: Trace | Sequence[Trace],
     title: str | None = None,
     labels: Sequence[str] | None = None,
     names: Mapping[str, str] | None = None,
@@ -30,7 +31,7 @@ def timeline(
     """Draw what each slot did in each step.
 
     Args:
-        traces: one panel each, from top to bottom, on a common scale.
+        traces: one panel each, from top to bottom, on a common scale; a list of them is taken too.
         title: the finding; computed from the traces by default.
         labels: heading of each panel; by default how it was batched.
         names: request_id -> what stands on its bar; letters in order of arrival by default.
@@ -41,37 +42,44 @@ def timeline(
         cursor: draw only what has happened when this step ends, on the scale of the whole part; -1: nothing yet.
 
     Raises:
-        ValueError: no trace, an unknown axis, no steps in the part, or not one label for each trace.
+        FigureError: no trace, an unknown axis, no steps in the part, not one label for each trace, or a value of a
+            wrong kind.
     """
-    if not traces:
-        raise ValueError("timeline() got no trace; give at least one, as serve(...) returns it")
+    runs = given.only_traces(traces)
     if axis not in ("step", "time"):
-        raise ValueError(f"axis={axis!r}: must be 'step' or 'time'")
-    if width < 480:
-        raise ValueError(f"width={width}: must be at least 480 pixels; a page shrinks the figure by itself")
-    if labels is not None and len(labels) != len(traces):
-        raise ValueError(f"{len(labels)} labels for {len(traces)} traces; give one each")
-    end = max(end_step(trace) for trace in traces) or 1
+        raise FigureError(f"axis={axis!r}: must be 'step' or 'time'")
+    given.pixels("width", width, 480)
+    labels = None if labels is None else given.texts("labels", labels)
+    if labels is not None and len(labels) != len(runs):
+        raise FigureError(f"{len(labels)} labels for {len(runs)} traces; give one each")
+    if title is not None:
+        given.text("title", title)
+    if names is not None:
+        given.mapping("names", names, "request id -> what stands on its bar")
+    for name, step in (("first_step", first_step), ("last_step", last_step), ("cursor", cursor)):
+        if step is not None:
+            given.integer(name, step)
+    end = max(end_step(trace) for trace in runs) or 1
     first, last = max(0, first_step), min(end - 1 if last_step is None else last_step, end - 1)
     if last < first:
-        raise ValueError(
+        raise FigureError(
             f"first_step={first_step}, last_step={last_step}: the part is empty; choose steps from 0 to {end - 1}"
         )
     now = last if cursor is None else max(first - 1, min(cursor, last))
-    order = order_of_arrival(traces)
+    order = order_of_arrival(runs)
     names = letters(order, names)
     canvas = Canvas(width)
-    wholes = [first == 0 and now >= end_step(trace) - 1 for trace in traces]
-    parts = [trace if whole else cut(trace, first, now) for trace, whole in zip(traces, wholes, strict=True)]
+    wholes = [first == 0 and now >= end_step(trace) - 1 for trace in runs]
+    parts = [trace if whole else cut(trace, first, now) for trace, whole in zip(runs, wholes, strict=True)]
     title = title or finding(parts, all(wholes), labels)
     y = 8.0
     for line in style.wrap(title, width - 32, 17, bold=True):
         y += 22
         canvas.text(16, y, line, "t")
-    low, high = (first, last + 1) if axis == "step" else _times([cut(trace, first, last) for trace in traces])
+    low, high = (first, last + 1) if axis == "step" else _times([cut(trace, first, last) for trace in runs])
     per_unit = (width - LEFT - RIGHT) / (high - low)
     top, grid_at, panels = y + 22, len(canvas.parts), []
-    for index, (trace, part) in enumerate(zip(traces, parts, strict=True)):
+    for index, (trace, part) in enumerate(zip(runs, parts, strict=True)):
         panel = Panel(canvas, trace, part, names, order, axis, (LEFT, low, per_unit), (first, now))
         y = panel.draw(y + 30, labels[index] if labels else panel_heading(trace), queue)
         panel.numbers(width - RIGHT + 14, *panel_numbers(part, wholes[index], axis))
@@ -85,10 +93,8 @@ def timeline(
     y = _axis(canvas, grid_at, top, y + 4, (low, high, per_unit), axis)
     y = _key(canvas, y + 24, key_entries(set().union(*(panel.seen for panel in panels))))
     text = description(parts, labels)
-    until = [trace if now >= end_step(trace) - 1 else cut(trace, 0, now) for trace in traces]
-    return Figure(
-        canvas.svg(y + 16, title, text), title, text, caption(title, traces), table_twin(until, labels, names)
-    )
+    until = [trace if now >= end_step(trace) - 1 else cut(trace, 0, now) for trace in runs]
+    return Figure(canvas.svg(y + 16, title, text), title, text, caption(title, runs), table_twin(until, labels, names))
 
 
 def _times(parts: Sequence[Trace]) -> tuple[float, float]:

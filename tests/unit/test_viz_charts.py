@@ -1,6 +1,7 @@
 """Charts and tables: what is drawn is what was given."""
 
 import math
+import os
 import random
 import re
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import viz_checks
 
+from cbserve.errors import FigureError
 from cbserve.viz import Figure, bars, histogram, lines, table
 from cbserve.viz.axes import along, free_place, spread
 from cbserve.viz.style import COLOURS, INKS, number, percent, ticks, wrap
@@ -70,7 +72,7 @@ def test_a_histogram_counts_every_value_once() -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(FigureError):
         make()
 
 
@@ -139,3 +141,74 @@ def test_a_text_stands_where_it_covers_least() -> None:
 def test_a_logarithmic_axis_names_the_measured_sizes() -> None:
     figure = lines({"a": ([1, 4, 16, 64], [4, 3, 2, 1])}, title="t", x_name="slots", y_name="y", log_x=True)
     assert {"1", "4", "16", "64"} <= set(re.findall(r">(\d+)</text>", figure.svg))
+
+
+AXES = {"title": "t", "x_name": "x", "y_name": "y"}
+ONE = {"a": ([1, 2], [3, 4])}
+WRONG: dict[str, Callable[[], object]] = {
+    "'b' is no number": lambda: bars(["a"], ["b"], title="t"),
+    "None is no number": lambda: bars(["a"], [None], title="t"),
+    "labels=5": lambda: bars(5, [1], title="t"),
+    "series is 5": lambda: bars(["a"], 5, title="t"),
+    "title=5": lambda: bars(["a"], [1], title=5),
+    "width=-5": lambda: bars(["a"], [1], title="t", width=-5),
+    "width=nan": lambda: bars(["a"], [1], title="t", width=math.nan),
+    "1e-320": lambda: bars(["a"], [1e-320], title="t"),
+    "10**400": lambda: bars(["a"], [10**400], title="t"),
+    "one finite": lambda: bars(["a"], [math.nan], title="t"),
+    "height=0": lambda: lines(ONE, height=0, **AXES),
+    "series=5": lambda: lines(5, **AXES),
+    "give (x values, y values)": lambda: lines({"a": 5}, **AXES),
+    "'x' is no number": lambda: lines({"a": ([1], ["x"])}, **AXES),
+    "reference: nan": lambda: lines(ONE, reference=(math.nan, "r"), **AXES),
+    "reference: 'r'": lambda: lines(ONE, reference=("r", 1), **AXES),
+    "reference=5": lambda: lines(ONE, reference=5, **AXES),
+    "-1e+308": lambda: histogram([-1e308, 1e308], title="t", x_name="x"),
+    "num_bins=0": lambda: histogram([1, 2], title="t", x_name="x", num_bins=0),
+    "num_bins=5000": lambda: histogram([1, 2], title="t", x_name="x", num_bins=5000),
+    "mark 'm': nan": lambda: histogram([1, 2], title="t", x_name="x", marks={"m": math.nan}),
+    "expected: None": lambda: histogram([1, 2], title="t", x_name="x", expected=lambda x: None),
+    "values is 'abc'": lambda: histogram("abc", title="t", x_name="x"),
+    "header=5": lambda: table(5, []),
+    "row 5": lambda: table(["a"], [5]),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_argument_is_named(said: str) -> None:
+    with pytest.raises(FigureError, match=re.escape(said)):
+        WRONG[said]()
+
+
+EXTREME: dict[str, Callable[[], Figure]] = {
+    "tiny": lambda: bars(["a", "b"], [1e-14, 3e-149], title="t"),
+    "huge": lambda: bars(["a", "b"], [1e149, 1], title="t", horizontal=False),
+    "a gap": lambda: bars(["a", "b"], [math.nan, 1], title="t"),
+    "a gap in columns": lambda: bars(["a", "b"], [1, math.inf], title="t", horizontal=False),
+    "wide": lambda: histogram([-1e150, 1, 1e150], title="t", x_name="x"),
+    "wide, log": lambda: histogram([1e-150, 1, 1e150], title="t", x_name="x", log_x=True),
+    "close": lambda: histogram([1e17, 1e17 + 16], title="t", x_name="x"),
+    "equal": lambda: histogram([1e17] * 3, title="t", x_name="x"),
+    "log lines": lambda: lines({"a": ([1, 2], [1e-140, 1e140])}, log_y=True, **AXES),
+}
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_extreme_numbers_are_drawn_within_the_frame(name: str) -> None:
+    svg = EXTREME[name]().svg
+    viz_checks.check(svg)
+    assert not re.search(r'="-?(nan|inf)', svg)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\x1b[1m"], ids=ascii)
+def test_text_that_xml_cannot_hold_breaks_no_figure(text: str) -> None:
+    figure = bars([text], {text: [1]}, title=text, unit=text, caption=text)
+    assert viz_checks.root_of(figure.svg) is not None
+    for html in (figure._repr_html_(), figure.live_html(), table([text], [[text]], text)._repr_html_()):
+        assert "\ufffd" in html and text not in html and html.encode()
+
+
+@pytest.mark.parametrize("path", [os.devnull, "", 5])
+def test_a_figure_is_saved_to_files_only(path: object) -> None:
+    with pytest.raises(FigureError, match="give the path"):
+        bars(["a"], [1], title="t").save(path)

@@ -1,5 +1,6 @@
 """The page map shows what the state says: pages, tables, arrows, numbers, words; and its explorer answers."""
 
+import math
 import re
 
 import pytest
@@ -185,6 +186,10 @@ def test_a_request_is_lit_by_id_or_letter_with_all_its_samples() -> None:
         ({"step": -1}, "step=-1"),
         ({"highlight": "nobody"}, "nobody"),
         ({"width": 100}, "width=100"),
+        ({"width": math.nan}, "width=nan"),
+        ({"step": "a"}, "step='a'"),
+        ({"names": 5}, "names=5"),
+        ({"title": 5}, "title=5"),
     ],
 )
 def test_a_wrong_argument_is_named(options: dict[str, object], named: str) -> None:

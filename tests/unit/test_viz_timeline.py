@@ -1,6 +1,7 @@
 """The timeline shows what the trace says: bars, numbers, words and table."""
 
 import base64
+import math
 import random
 import re
 
@@ -11,6 +12,7 @@ from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import sequence_metrics, slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.core.trace import Preempted, Trace
+from cbserve.errors import FigureError
 from cbserve.serving import serve
 from cbserve.viz import Figure, timeline, timeline_text
 from cbserve.viz.spans import order_of_arrival, spans
@@ -195,11 +197,35 @@ def test_static_form_is_an_image_and_live_form_inline(tmp_path: object) -> None:
         (1, {"labels": ["a", "b"]}),
         (1, {"width": 100}),
         (1, {"first_step": 900}),
+        (1, {"first_step": "a"}),
+        (1, {"cursor": 1.5}),
+        (1, {"names": 5}),
+        (1, {"labels": 5}),
+        (1, {"title": 5}),
+        (1, {"width": math.nan}),
+        (1, {"width": "wide"}),
+        (1, {"width": 10**6}),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: int, options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options), "trace")):
+    with pytest.raises(FigureError, match=next(iter(options), "trace")):
         timeline(*[static()] * arguments, **options)
+
+
+@pytest.mark.parametrize("wrong", [5, None, [], [5], "trace"])
+def test_what_is_no_trace_is_named(wrong: object) -> None:
+    with pytest.raises(FigureError, match="trace"):
+        timeline(wrong)
+
+
+@pytest.mark.parametrize("several", [list, tuple])
+def test_traces_may_come_as_one_list(several: type) -> None:
+    assert timeline(several([static(), continuous()])).svg == timeline(static(), continuous()).svg
+
+
+def test_an_empty_trace_is_drawn_as_one() -> None:
+    assert timeline(Trace()).title == "Nothing has run: 0 requests"
+    viz_checks.check(timeline(Trace()).svg)
 
 
 def test_text_twin_has_a_line_a_slot_and_the_same_steps() -> None:
