@@ -68,7 +68,7 @@ def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | Non
     if lost:
         preemptions = plural(sum(1 for _ in trace.of(Preempted)), "preemption")
         return f"{preemptions}: {plural(lost, 'token')} must be computed again"
-    return f"{requests} on {plural(num_slots(trace), 'slot')}: {shares[0]} of the slot steps gave a token{window}"
+    return f"{requests} on {plural(num_slots(trace), 'slot')}: {shares[0]} of the slot-steps gave a token{window}"
 
 
 def _window(traces: Sequence[Trace]) -> str:
@@ -121,11 +121,11 @@ def description(traces: Sequence[Trace], labels: Sequence[str] | None) -> str:
     for index, trace in enumerate(traces):
         name = labels[index] if labels else batching_name(trace)
         used = slot_utilisation(trace)
-        share = "no step has run" if math.isnan(used) else f"{percent(used)} of the slot steps gave a token"
+        share = "no step has run" if math.isnan(used) else f"{percent(used)} of the slot-steps gave a token"
         sentence = f"{name}: {plural(num_slots(trace), 'slot')}, {plural(len(trace.steps), 'step')}, {share}"
         wasted = sum(row.kind == "padding" for step in trace.steps for row in step.rows)
         if wasted:
-            sentence += f", {plural(wasted, 'slot step')} computed and thrown away"
+            sentence += f", {plural(wasted, 'slot-step')} computed and thrown away"
         preemptions = sum(1 for _ in trace.of(Preempted))
         if preemptions:
             sentence += f", {plural(preemptions, 'preemption')}"

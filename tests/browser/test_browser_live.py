@@ -73,7 +73,7 @@ def expected(lengths: list[int], slots: int, done: int | None = None) -> Seen:
     steps = start if done is None else min(done, start)
     share = f"{100 * used:.1f}".removesuffix(".0") + " %"
     what = (
-        f"static batching: {_plural(slots, 'slot')}, {_plural(steps, 'step')}, {share} of the slot steps gave a token"
+        f"static batching: {_plural(slots, 'slot')}, {_plural(steps, 'step')}, {share} of the slot-steps gave a token"
     )
     named = [[chr(ord("A") + i), *("-" if v is None else str(v) for v in row)] for i, row in enumerate(rows)]
     return Seen(share, share, what, named)

@@ -248,3 +248,9 @@ def test_text_twin_falls_back_to_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     text = timeline_text(preempted(), color=False)
     assert text.isascii() and "#" in text
     assert "\x1b[" in timeline_text(preempted(), color=True)
+
+
+@pytest.mark.parametrize("make", [static, continuous, preempted, displaced, stalled])
+def test_slot_steps_are_written_as_one_word(make: object) -> None:
+    figure = timeline(make())
+    assert "slot-steps gave a token" in figure.desc and not re.search("slot step", figure.title + figure.desc)
