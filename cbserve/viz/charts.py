@@ -37,7 +37,7 @@ def bars(
     Raises:
         FigureError: a series has not one value for each label, a value is negative, or there is nothing to draw.
     """
-    _frame(title, width)
+    _frame(title, caption, width)
     labels = given.texts("labels", labels)
     by_name = series if isinstance(series, Mapping) else {"": series}
     named = {str(name): given.numbers(f"series {name!r}" if name else "series", v) for name, v in by_name.items()}
@@ -58,8 +58,10 @@ def bars(
     return Figure(canvas.svg(height, title, spoken + "."), title, spoken + ".", caption or f"{title}.", (header, rows))
 
 
-def _frame(title: object, width: object, height: object = 240) -> None:
+def _frame(title: object, caption: object, width: object, height: object = 240) -> None:
     given.text("title", title)
+    if caption is not None:
+        given.text("caption", caption)
     given.pixels("width", width, 240)
     given.pixels("height", height, 200)
 
@@ -167,7 +169,7 @@ def lines(
     Raises:
         FigureError: x and y differ in length, a log axis would show a value <= 0, or there is nothing to draw.
     """
-    _frame(title, width, height)
+    _frame(title, caption, width, height)
     given.mapping("series", series, "name -> (x values, y values)")
     pairs = {str(name): _pair(name, xy) for name, xy in series.items()}
     if reference is not None:
@@ -265,7 +267,7 @@ def histogram(
     Raises:
         FigureError: nothing to draw, a log axis would show a value <= 0, or a value of a wrong kind.
     """
-    _frame(title, width, height)
+    _frame(title, caption, width, height)
     given.integer("num_bins", num_bins, least=1)
     if num_bins > width:
         raise FigureError(f"num_bins={num_bins}: at most one a pixel, {width}")

@@ -151,6 +151,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "labels=5": lambda: bars(5, [1], title="t"),
     "series is 5": lambda: bars(["a"], 5, title="t"),
     "title=5": lambda: bars(["a"], [1], title=5),
+    "caption=5": lambda: bars(["a"], [1], title="t", caption=5),
     "width=-5": lambda: bars(["a"], [1], title="t", width=-5),
     "width=nan": lambda: bars(["a"], [1], title="t", width=math.nan),
     "1e-320": lambda: bars(["a"], [1e-320], title="t"),
