@@ -4,8 +4,8 @@ import pytest
 from engine_harness import GhostCache, add, make_scheduler
 
 from cbserve.core.batching import ContinuousBatching
-from cbserve.core.errors import InvalidRequestError
 from cbserve.core.duties import Step
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.policies import FCFS, Priority
 from cbserve.core.scheduler import Scheduler

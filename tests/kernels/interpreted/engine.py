@@ -18,8 +18,8 @@ REQUESTS = [
 
 def answers(backend: str, num_blocks: int):
     llm = LLM(
-        "tiny", backend=backend, block_size=8, num_blocks=num_blocks, preemption="swap", enable_prefix_caching=True, debug=True,
-        verbose=False, batching=ContinuousBatching(max_num_batched_tokens=12, max_num_seqs=5),
+        "tiny", backend=backend, block_size=8, num_blocks=num_blocks, preemption="swap",
+        enable_prefix_caching=True, debug=True, verbose=False, batching=ContinuousBatching(max_num_batched_tokens=12, max_num_seqs=5),
     )  # fmt: skip
     prompts, params = zip(*REQUESTS, strict=True)
     first = llm.generate(list(prompts), list(params), use_tqdm=False)
