@@ -17,10 +17,9 @@ REQUESTS = [
 
 
 def answers(backend: str, num_blocks: int):
-    llm = LLM(
-        "tiny", backend=backend, block_size=8, num_blocks=num_blocks, preemption="swap",
-        enable_prefix_caching=True, debug=True, verbose=False, batching=ContinuousBatching(max_num_batched_tokens=12, max_num_seqs=5),
-    )  # fmt: skip
+    batching = ContinuousBatching(max_num_batched_tokens=12, max_num_seqs=5)
+    sizes = {"block_size": 8, "num_blocks": num_blocks, "preemption": "swap", "enable_prefix_caching": True}
+    llm = LLM("tiny", backend=backend, batching=batching, debug=True, verbose=False, **sizes)
     prompts, params = zip(*REQUESTS, strict=True)
     first = llm.generate(list(prompts), list(params), use_tqdm=False)
     trace = llm.trace
