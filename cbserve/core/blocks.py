@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from cbserve.core.errors import ConservationError, NoFreeBlocksError
+from cbserve.core.errors import ConservationError, InvalidRequestError, NoFreeBlocksError
 
 
 class FreeList:
@@ -75,12 +75,15 @@ class BlockPool:
     """`num_blocks` equal blocks of `block_size` tokens; each is free, or used with a reference count.
 
     Raises:
-        ValueError: a size below 1.
+        InvalidRequestError: a size is no integer of at least 1.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: both must be at least 1")
+        for size in (num_blocks, block_size):
+            if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
+                raise InvalidRequestError(
+                    f"num_blocks={num_blocks!r}, block_size={block_size!r}: both must be integers of at least 1"
+                )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks
@@ -104,7 +107,10 @@ class BlockPool:
 
         Raises:
             NoFreeBlocksError: fewer are free; nothing was taken.
+            InvalidRequestError: `count` is no integer of at least 0.
         """
+        if not hasattr(count, "__index__") or count < 0:
+            raise InvalidRequestError(f"count={count!r}: must be an integer of at least 0")
         if count > len(self._free):
             raise NoFreeBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
         blocks, ref_counts, hash_of = self._free.pop(count), self.ref_counts, self._hash_of
@@ -119,8 +125,14 @@ class BlockPool:
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One more holder for blocks in use, or for free blocks whose content is still findable."""
+        """One more holder for blocks in use, or for free blocks whose content is still findable.
+
+        Raises:
+            ConservationError: a block holds nothing to share, or the pool has no such block.
+        """
         for block in block_ids:
+            if not self._has(block):
+                raise self._no_such(block)
             if not self.ref_counts[block]:
                 if block not in self._hash_of:
                     raise ConservationError(f"block {block} is free and cannot be shared")
@@ -150,11 +162,16 @@ class BlockPool:
         """One holder fewer. A block without a holder is free: handed out next, or last if its content is findable.
 
         Raises:
-            ConservationError: a block has no holder (freed twice).
+            ConservationError: a block has no holder (freed twice), or the pool has no such block.
         """
         ref_counts, hash_of, free = self.ref_counts, self._hash_of, self._free
         for block in block_ids:
-            count = ref_counts[block]
+            try:  # costs nothing when all is well, and this is the hottest loop of the pool
+                count = ref_counts[block]
+            except (IndexError, TypeError):
+                raise self._no_such(block) from None
+            if block < 0:  # a list would count it from its end
+                raise self._no_such(block)
             if not count:
                 raise ConservationError(f"block {block} was freed twice")
             ref_counts[block] = count - 1
@@ -163,6 +180,12 @@ class BlockPool:
                     free.append(block)
                 else:
                     free.prepend(block)
+
+    def _has(self, block: int) -> bool:
+        return hasattr(block, "__index__") and 0 <= block < self.num_blocks
+
+    def _no_such(self, block: int) -> ConservationError:
+        return ConservationError(f"block {block!r} is not of this pool, whose blocks are 0 to {self.num_blocks - 1}")
 
     def lease(self, block_ids: SequenceOf[int], holder: str) -> Lease:
         """Hold blocks in use until `release`, whatever happens to their sequence."""
@@ -191,6 +214,8 @@ class BlockPool:
         held = [0] * self.num_blocks
         for table in tables:
             for block in table:
+                if not self._has(block):
+                    raise self._no_such(block)
                 held[block] += 1
         for lease in self.leases:
             for block in lease.block_ids:

@@ -1,12 +1,14 @@
 """The free list, the pool, block tables: nothing is lost, nothing is given out twice."""
 
+import re
+
 import pytest
 from engine_harness import add, make_scheduler, step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cbserve.core.blocks import BlockPool, FreeList
-from cbserve.core.errors import ConservationError, NoFreeBlocksError
+from cbserve.core.errors import ConservationError, InvalidRequestError, NoFreeBlocksError
 
 
 def test_free_list_pops_removes_and_appends_in_order():
@@ -117,10 +119,29 @@ def test_pool_conserves_blocks(operations, rng):
     assert pool.num_free == 8
 
 
-@pytest.mark.parametrize("size", [(0, 16), (4, 0), (-1, 16)])
+@pytest.mark.parametrize("size", [(0, 16), (4, 0), (-1, 16), ("a", 16), (4, None), (1.5, 16), (True, 16)])
 def test_a_pool_without_blocks_is_refused(size):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(InvalidRequestError, match="at least 1"):
         BlockPool(*size)
+
+
+@pytest.mark.parametrize("count", [-1, "a", 1.5, None])
+def test_a_number_of_blocks_that_is_none_is_refused_and_takes_nothing(count):
+    pool = BlockPool(5)
+    with pytest.raises(InvalidRequestError, match=f"count={count!r}"):
+        pool.allocate(count)
+    assert pool.num_free == 5 and pool.allocate(0) == []
+
+
+@pytest.mark.parametrize("use", ["free", "share", "lease", "check"])
+@pytest.mark.parametrize("block", [9, 5, -1, "a", None, 1.5])
+def test_a_block_of_no_pool_is_named(use, block):
+    pool = BlockPool(5)
+    pool.allocate(5)
+    arguments = {"lease": ([block], "test"), "check": ([[block]],)}.get(use, ([block],))
+    with pytest.raises(ConservationError, match=re.escape(f"block {block!r} is not of this pool")):
+        getattr(pool, use)(*arguments)
+    assert pool.ref_counts == [1] * 5 and not pool.leases
 
 
 def test_a_block_comes_only_when_a_token_needs_it():
