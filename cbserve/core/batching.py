@@ -17,6 +17,15 @@ def _at_least(minimum: int, **values: int | None) -> None:
             raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {minimum}")
 
 
+MOST_SEQS = 65_536  # slots: the scheduler keeps a list of them, and no device runs so many sequences in a step
+
+
+def _at_most_seqs(**values: int) -> None:
+    for name, value in values.items():
+        if value > MOST_SEQS:
+            raise InvalidRequestError(f"{name}={value}: must be at most {MOST_SEQS:,}; give the slots of one engine")
+
+
 @dataclass(frozen=True, slots=True)
 class ContinuousBatching:
     """Iteration-level batching (Yu et al. 2022, Orca, section 3.1; chunks: Agrawal et al. 2024, Sarathi-Serve, section
@@ -26,7 +35,7 @@ class ContinuousBatching:
         mixed: True: a step computes decodes and prefill chunks together, running sequences first (vLLM V1).
             False: prefill first: a step is either prefills or decodes, and decodes wait (vLLM V0, Orca).
         chunked: a prompt may be cut into chunks that fit the budget. False: a whole prompt or nothing.
-        max_num_seqs: slots: sequences that may run at a time.
+        max_num_seqs: slots: sequences that may run at a time, at most 65,536.
         max_num_batched_tokens: token budget of one step, decodes included.
         long_prefill_token_threshold: at most so many prompt tokens of one sequence a step; 0 means no limit.
         max_prefill_streak: with mixed=False, after so many prefill steps in a row the decodes get one, so that a
@@ -43,7 +52,12 @@ class ContinuousBatching:
     keeps_finished: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        for name, value in (("mixed", self.mixed), ("chunked", self.chunked)):
+            if not isinstance(value, bool):
+                guess = f"; did you mean max_num_seqs={value!r}? Name the argument" if isinstance(value, int) else ""
+                raise InvalidRequestError(f"{name}={value!r}: must be True or False{guess}")
         _at_least(1, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
+        _at_most_seqs(max_num_seqs=self.max_num_seqs)
         _at_least(1, max_prefill_streak=self.max_prefill_streak)
         _at_least(0, long_prefill_token_threshold=self.long_prefill_token_threshold)
 
@@ -85,6 +99,7 @@ class StaticBatching:
 
     def __post_init__(self) -> None:
         _at_least(1, batch_size=self.batch_size)
+        _at_most_seqs(batch_size=self.batch_size)
 
     @property
     def max_num_seqs(self) -> int:
