@@ -43,8 +43,11 @@ REASONS = {
     "too_long_for_model": "the prompt has {prompt:token}, the model takes {limit} with at least one new token; "
     "shorten the prompt",
     "too_long_for_pool": "prompt {prompt} + max_tokens {max_tokens} need {need:block} of {block_size} tokens, the pool "
-    "has "
-    "{total}; lower max_tokens, shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
+    "has {total}; lower max_tokens, shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
+    "prompt_too_long_for_pool": "the prompt has {prompt:token} and needs {need:block} of {block_size} tokens, the pool "
+    "has {total}; shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
+    "prompt_too_long_for_step": "the prompt has {prompt:token}, and a step computes at most {budget}; allow chunked "
+    "prefill, shorten the prompt or raise max_num_batched_tokens",
     "too_long_for_step": "prompt {prompt} + max_tokens {max_tokens} can need {need} tokens in one step of at most "
     "{budget}; "
     "allow chunked prefill or raise max_num_batched_tokens",

@@ -74,6 +74,9 @@ REFUSED = {
     "pool": ({}, {"num_blocks": 4}, 60, 6, "too_long_for_pool"),
     "model": ({}, {"max_model_len": 50}, 50, 6, "too_long_for_model"),
     "step": ({"chunked": False, "max_num_batched_tokens": 64}, {}, 60, 6, "too_long_for_step"),
+    "prompt, pool": ({}, {"num_blocks": 4}, 65, 6, "prompt_too_long_for_pool"),
+    "prompt, pool, no max_tokens": ({}, {"num_blocks": 4}, 3810, None, "prompt_too_long_for_pool"),
+    "prompt, step": ({"chunked": False, "max_num_batched_tokens": 64}, {}, 65, None, "prompt_too_long_for_step"),
     "empty": ({}, {}, 0, 6, "empty_prompt"),
 }
 
@@ -94,6 +97,7 @@ def test_what_can_never_fit_is_refused_when_added_and_only_that(case):
     assert refused.outputs[0].token_ids == []
     if case != "empty":
         assert str(prompt) in refused.error, "the message names what was asked"
+    assert ("max_tokens" in refused.error) == (code in ("too_long_for_pool", "too_long_for_step"))
     assert outputs["ok"].outputs[0].finish_reason == FinishReason.LENGTH
 
 
@@ -107,7 +111,7 @@ def test_the_last_sampled_token_needs_no_block(prompt, max_tokens, fits):
     assert (output.error is None) == fits
     assert len(output.outputs[0].token_ids) == (max_tokens if fits else 0)
     if not fits:
-        assert "need 5 blocks" in output.error and "has 4" in output.error
+        assert " 5 blocks" in output.error and "has 4" in output.error
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [({"num_blocks": 4}, 64 - 10 + 1), ({"max_model_len": 40}, 30)])
@@ -235,3 +239,25 @@ class TestStaticBatching:
         scheduler.abort("B")
         scheduler.check()
         assert scheduler.kv.pool.num_used == 0 and not scheduler.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ContinuousBatching(0), "mixed=0.*did you mean max_num_seqs=0"),
+        (lambda: ContinuousBatching(32), "mixed=32.*did you mean max_num_seqs=32"),
+        (lambda: ContinuousBatching(True, 8), "chunked=8"),
+        (lambda: ContinuousBatching(mixed=None), "mixed=None"),
+        (lambda: ContinuousBatching(max_num_seqs=0), "max_num_seqs=0"),
+        (lambda: ContinuousBatching(max_num_seqs=65_537), "max_num_seqs=65537: must be at most 65,536"),
+        (lambda: ContinuousBatching(max_num_seqs=10**12), "at most 65,536"),
+        (lambda: StaticBatching(65_537), "batch_size=65537: must be at most 65,536"),
+    ],
+)
+def test_a_batching_that_makes_no_sense_is_refused(make, said):
+    with pytest.raises(InvalidRequestError, match=said):
+        make()
+
+
+def test_the_most_slots_are_taken():
+    assert ContinuousBatching(max_num_seqs=65_536).max_num_seqs == StaticBatching(65_536).max_num_seqs
