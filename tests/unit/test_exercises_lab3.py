@@ -10,7 +10,7 @@ import torch
 from cbserve.core.errors import ConservationError, NoFreeBlocksError
 from cbserve.core.request import SamplingParams
 from cbserve.course.checking import examine
-from cbserve.course.exercises import get, ids_of
+from cbserve.course.exercises import get, ids_of, paging
 from cbserve.course.exercises.lab3 import gains, preemption_cost, scale_out, slot_of
 from cbserve.course.exercises.paging import as_attention
 from cbserve.course.exercises.pools import CountedPool, EnginePool, run_engine
@@ -378,6 +378,20 @@ def test_a_slip_hears_the_rule_that_it_breaks(id: str, answer: Any, rule: str, s
 )
 def test_a_stub_is_not_attempted(id: str, stub: Any) -> None:
     assert examine(get(id), stub).status == "not-attempted"
+
+
+@Kernel
+def some_kernel(q, k_cache, v_cache, block_table, out, context_len, scale):
+    """Not right, but written: it touches the cache."""
+    tl.store(out, tl.load(k_cache))  # noqa: F821
+
+
+def test_where_triton_is_missing_the_check_says_so_and_takes_absorb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging.importlib.util, "find_spec", lambda name: None)
+    alone = examine(get("lab3.ex4"), (some_kernel, lambda *args: ...))
+    assert alone.status == "error" and "write absorb instead" in dict(alone.lines)["raised"]
+    assert examine(get("lab3.ex4"), (some_kernel, absorb)).status == "passed"
+    assert paging.triton_language().constexpr  # enough to define a kernel with
 
 
 @pytest.mark.parametrize(
