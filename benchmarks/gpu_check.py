@@ -25,6 +25,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # on a bare machine cbserve is not installed
 
+import gpu_engine  # noqa: E402
+
 from cbserve.kernels.backends import TORCH, TRITON, Backend  # noqa: E402
 from cbserve.kernels.jit import interpreting  # noqa: E402
 from cbserve.kernels.paged_decode import paged_decode, paged_decode_triton  # noqa: E402
@@ -338,6 +340,21 @@ def time_sampling(bench: Bench, shape: Shape) -> None:
             bench.add(speed=f"sampling {rows} rows, {name}, {backend.name}", shape=shape.name, us=1e6 * taken_s)
 
 
+def time_engine(bench: Bench, dtype: torch.dtype) -> None:
+    """Tokens a second of the whole engine, and, in float32, that both backends give the same tokens."""
+    tiny = bench.size is TINY
+    model = gpu_engine.random_model(gpu_engine.TINY if tiny else gpu_engine.SMOLLM2, bench.device, dtype)
+    work = (3, 9, 3) if tiny else (64, 128, 64)
+    found = {}
+    for backend in (TRITON, TORCH):
+        rate, found[backend.name] = gpu_engine.serve(model, backend.name, *work)
+        row = {"shape": model.config.name, "dtype": str(dtype)[6:], "tokens_per_s": rate}
+        bench.add(speed=f"engine, {work[0]} requests, {backend.name}", **row)
+    if dtype == torch.float32:
+        same = found["triton"] == found["torch"]
+        bench.add(check="engine: same tokens", shape=model.config.name, dtype="float32", ok=same)
+
+
 def parts(bench: Bench) -> Iterator[Callable[[], None]]:
     """All parts of the report: what is right first, the target next."""
     shapes, kinds = bench.size.shapes, dtypes(bench)
@@ -345,6 +362,8 @@ def parts(bench: Bench) -> Iterator[Callable[[], None]]:
         for dtype in kinds:
             yield lambda: check(bench, shape, dtype)  # noqa: B023
         yield lambda: check_sampling(bench, shape)  # noqa: B023
+    yield lambda: time_engine(bench, torch.float32)
+    yield lambda: time_engine(bench, kinds[-1])
     for shape in reversed(shapes):
         yield lambda: time_decode(bench, shape, kinds[-1])  # noqa: B023
         yield lambda: time_prefill(bench, shape, kinds[-1])  # noqa: B023

@@ -164,6 +164,11 @@ def _torch(seen: Probe) -> list[Finding]:
         major, minor = gpu.capability
         text = f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, compute capability {major}.{minor}"
         findings.append(Finding("GPU", "ok", f"{text}: computes in {gpu_dtype(gpu.capability)}"))
+        if gpu.capability < (8, 0):
+            why = (
+                "Triton has no tensor cores below compute capability 8.0, so prefill attention goes through torch here"
+            )
+            findings.append(Finding("GPU", "note", f"{why}; decode attention and the other kernels stay on Triton"))
     if not seen.gpus:
         findings.append(_no_gpu(seen, version))
     return findings
