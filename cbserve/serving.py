@@ -88,7 +88,8 @@ def serve(
         step_time_s: seconds a step, or a function of the plan (simulated runs only).
 
     Raises:
-        InvalidRequestError: a length is not an integer of at least 1, or two arguments do not fit each other.
+        InvalidRequestError: a length is not an integer of at least 1, two arguments do not fit each other, or a request
+            can never be served (in a pool that is too small for it, say).
     """
     lengths = _listed("lengths", lengths)
     for index, length in enumerate(lengths):
@@ -146,5 +147,7 @@ def serve(
         VirtualClock(),
         meta={"model": "scripted", "device": "none"},
     )
-    engine.run(requests)
+    for output in engine.run(requests):
+        if output.error:
+            raise InvalidRequestError(f"request {output.request_id!r}: {output.error}")
     return engine.trace

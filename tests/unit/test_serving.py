@@ -61,3 +61,22 @@ def test_one_value_a_request(arguments):
 def test_the_model_brings_its_own_memory():
     with pytest.raises(InvalidRequestError, match="give them to LLM"):
         serve([3], llm=LLM("tiny", num_blocks=8, verbose=False), preemption="swap")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"num_blocks": 1},
+            "request 'A': prompt 8 .* max_tokens 100 need 7 blocks .* the pool has 1; lower max_tokens",
+        ),
+        ({"num_blocks": 1, "prompt_tokens": 40}, "request 'A': the prompt has 40 tokens and needs 3 blocks"),
+        ({"num_samples": 33}, "request 'A': n=33 samples need as many slots, there are 32"),
+    ],
+)
+def test_what_can_never_be_served_is_said_with_and_without_a_model(options, said):
+    with pytest.raises(InvalidRequestError, match=said):
+        serve([100], **options)
+    sizes = {"num_blocks": options["num_blocks"]} if "num_blocks" in options else {}
+    with pytest.raises(InvalidRequestError, match=said):
+        serve([100], llm=LLM("tiny", verbose=False, **sizes), **{k: v for k, v in options.items() if k not in sizes})

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from engine_harness import make_engine
 
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import slot_utilisation
 from cbserve.core.policies import Priority
+from cbserve.core.request import Request, SamplingParams
 from cbserve.explorers import TimelineExplorer, timeline_explorer
 from cbserve.explorers.lengths import LengthError, parse_lengths
 from cbserve.explorers.story import tell
@@ -138,8 +140,9 @@ def test_displacement_is_told() -> None:
 
 
 def test_a_request_that_never_fits_is_told() -> None:
-    trace = serve([50], num_blocks=1)
-    assert "A is refused" in tell(trace, -1, {"A": "A"})
+    engine = make_engine(num_blocks=1)
+    engine.run([Request("A", range(8), SamplingParams(max_tokens=50))])
+    assert "A is refused" in tell(engine.trace, -1, {"A": "A"})
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])
