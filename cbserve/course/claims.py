@@ -67,7 +67,7 @@ def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> None:
     known = _get(id)
     if evidence:
         values = _numbers(known, evidence)
-        if label != MEASURED and not label.startswith("simulated"):
+        if label != MEASURED and not (isinstance(label, str) and label.startswith("simulated")):
             raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or begins with "simulated"')
         entry = {"values": values, "label": label, "machine": _machine(), "date": datetime.date.today().isoformat()}
         _ledger.update(lambda kept: kept.update({id: entry}))
@@ -114,7 +114,7 @@ def _kind(said: str) -> str:
 
 
 def _get(id: str) -> Claim:
-    if id not in CLAIMS:
+    if not isinstance(id, str) or id not in CLAIMS:
         raise ClaimError(f"there is no claim {id!r}; the ids are: {', '.join(CLAIMS)}")
     return CLAIMS[id]
 

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import subprocess
 import sys
 
@@ -298,6 +299,13 @@ def test_an_unknown_id_is_told_the_ids_there_are() -> None:
         check("lab0.usa", reference)
     with pytest.raises(CBServeError, match="got no answer"):
         check("lab0.use")
+
+
+@pytest.mark.parametrize("use", [lambda id: check(id, 1), hint, solved, checking.card])
+@pytest.mark.parametrize("id", [[], {}, 5, None])
+def test_an_id_that_is_no_text_is_named(use, id) -> None:
+    with pytest.raises(UnknownExerciseError, match=re.escape(f"{id!r} is no id of an exercise")):
+        use(id)
 
 
 def test_the_card_shows_what_an_exercise_costs(capsys) -> None:

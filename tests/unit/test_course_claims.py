@@ -1,6 +1,7 @@
 """Claim cards: the verdict is a function of the learner's numbers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -115,3 +116,15 @@ def test_a_ledger_of_another_version_is_no_evidence(tmp_path, monkeypatch) -> No
 
 def test_conditions_are_escaped() -> None:
     assert "<script>" not in claim("static-40.7", utilisation={"<script>": 0.1}).html
+
+
+@pytest.mark.parametrize("id", [[], {}, 5, None])
+def test_a_claim_that_is_none_is_named(id) -> None:
+    with pytest.raises(ClaimError, match=re.escape(f"there is no claim {id!r}; the ids are")):
+        claims.claim(id)
+
+
+@pytest.mark.parametrize("label", [5, None, "made up"])
+def test_a_label_is_one_of_two(label) -> None:
+    with pytest.raises(ClaimError, match="measured here"):
+        claims.claim("static-40.7", utilisation=0.4, label=label)

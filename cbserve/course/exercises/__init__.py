@@ -18,12 +18,14 @@ class UnknownExerciseError(CBServeError):
 
 def get(id: str) -> Exercise:
     """The exercise called `id`. Raises UnknownExerciseError, which names the ids there are."""
-    lab = id.split(".")[0] if isinstance(id, str) else ""
+    if not isinstance(id, str):
+        raise UnknownExerciseError(f"{id!r} is no id of an exercise: an id is text, such as 'lab1.ex1'")
+    lab = id.split(".")[0]
     if id not in _loaded and lab in _modules():
         _load(lab)
     if id not in _loaded:
         ids = ids_of(lab) or [exercise.id for exercise in all_exercises()]
-        near = difflib.get_close_matches(str(id), ids, n=1)
+        near = difflib.get_close_matches(id, ids, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownExerciseError(f"there is no exercise {id!r}.{guess} The ids are: {', '.join(ids) or 'none yet'}")
     return _loaded[id]
