@@ -114,6 +114,12 @@ class Tokenizer:
                 "a conversation is a non-empty list of {'role': ..., 'content': ...}, "
                 f"got {wrong if messages else messages!r}"
             )
+        for message in messages:
+            for part in ("role", "content"):
+                if not isinstance(message[part], str):
+                    raise ModelError(
+                        f"a message's {part} is {message[part]!r}: it must be text; the message is {message!r}"
+                    )
         try:
             return self._template.render(
                 messages=list(messages),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -133,6 +134,12 @@ def test_a_lone_surrogate_is_refused():
 def test_wrong_messages_are_refused(messages):
     with pytest.raises(ModelError, match="a conversation is a non-empty list"):
         ByteTokenizer().apply_chat_template(messages)
+
+
+@pytest.mark.parametrize(("part", "value"), [("content", None), ("content", 5), ("content", ["hi"]), ("role", None)])
+def test_a_message_that_is_no_text_is_refused_by_its_part(part, value):
+    with pytest.raises(ModelError, match=re.escape(f"a message's {part} is {value!r}: it must be text")):
+        ByteTokenizer().apply_chat_template([{"role": "user", "content": "hi"} | {part: value}])
 
 
 def with_template(template: str | None) -> Tokenizer:
