@@ -9,7 +9,7 @@
 # Three requests write at the same time. None of them knows how long it will be. Here is their memory in one moment of a
 # real run: 24 pages of four tokens each.
 
-# %% tags=["hide-input"]
+# %%
 # {{colab}}
 
 # %% tags=["parameters"]
