@@ -13,6 +13,7 @@ from cbserve import StaticBatching, serve, slot_utilisation, static_utilisation
 
 pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
 CHAPTER_1, CHAPTER_2 = "chapters/01_static_waste.ipynb", "chapters/02_continuous_batching.ipynb"
+CHAPTER_3 = "chapters/03_paged_attention.ipynb"
 LENGTHS = [12, 40, 7, 95, 30]
 HEADER = ["request", "slot", "admitted", "first token", "finished", "left", "tokens", "preemptions"]
 
@@ -33,7 +34,15 @@ def chapter_2(browser: Any, server: Server, cached_model: None) -> Iterator[LabP
         yield notebook
 
 
-@pytest.mark.parametrize("name", ["chapter_1", "chapter_2"])
+@pytest.fixture(scope="module")
+def chapter_3(browser: Any, server: Server, cached_model: None) -> Iterator[LabPage]:
+    with server.pages(browser) as opened:
+        notebook = opened(CHAPTER_3)
+        notebook.run_all()
+        yield notebook
+
+
+@pytest.mark.parametrize("name", ["chapter_1", "chapter_2", "chapter_3"])
 def test_it_runs_from_top_to_bottom(name: str, request: pytest.FixtureRequest) -> None:
     notebook: LabPage = request.getfixturevalue(name)
     notebook.shoot(f"live-{name}", 1400)

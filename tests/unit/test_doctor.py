@@ -111,6 +111,8 @@ def test_dtype_follows_compute_capability(name: str, capability: tuple[int, int]
     assert gpu_dtype(capability) == dtype
     text = found(replace(HEALTHY, gpus=(GPU(name, capability, 16 * 2**30),)), "GPU").text
     assert name in text and text.endswith(dtype) and "16 GiB" in text
+    notes = [f.text for f in diagnose(replace(HEALTHY, gpus=(GPU(name, capability, 16 * 2**30),))) if f.level == "note"]
+    assert any("goes through torch" in note for note in notes) == (capability < (8, 0))
 
 
 @pytest.mark.parametrize(
