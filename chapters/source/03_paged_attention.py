@@ -197,7 +197,7 @@ print(f"token {position} is in entry {index}, which is block {tables[request][in
 # %%
 from cbserve.explorers import page_map_explorer
 
-tight = serve([9, 14, 6], prompt_tokens=[7, 5, 10], num_blocks=11, block_size=4)
+tight = serve([9, 14, 6], prompt_tokens=[7, 5, 10], num_blocks=9, block_size=4)
 page_map_explorer(tight)
 
 # %% [markdown]
