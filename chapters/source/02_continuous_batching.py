@@ -9,7 +9,7 @@
 # Chapter 1 ended with hatched slots. Here are twelve requests on three slots, from 3 to 22 tokens each. The upper panel
 # of the next figure is the scheduler that you know. The lower one differs in a single decision.
 
-# %% tags=["hide-input"]
+# %%
 # {{colab}}
 
 # %% tags=["parameters"]
