@@ -101,6 +101,8 @@ def measure(engine: str, python: str, model: str, threads: int) -> float:
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "PYTHONPATH": str(Path(__file__).parents[1]) if engine == "cbserve" else "",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",  # without a network it waits for minutes
+        "HF_HUB_OFFLINE": "1",
     }
     command = [python, __file__, "--child", engine, "--model", model, "--threads", str(threads)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
