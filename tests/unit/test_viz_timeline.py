@@ -61,7 +61,7 @@ CASES = {
     "32 slots": lambda: timeline(static(long_tailed, 32), continuous(long_tailed, 32)),
     "over 1000 steps": lambda: timeline(continuous(long_tailed, 4), queue=True),
     "80 slots": lambda: timeline(continuous([5, 9, 2, 1] * 30, 80)),
-    "nothing ran": lambda: timeline(continuous([50, 60], num_blocks=1)),
+    "nothing ran": lambda: timeline(Trace({"num_slots": 2})),
 }
 
 
