@@ -40,9 +40,10 @@ def jupyter_environment(scratch: Path, package: Path) -> dict[str, str]:
 
 
 def settings(folder: Path, theme: str) -> None:
-    """All cells in the page at once, so that each can be asked; no question about news; the theme."""
+    """All cells in the page at once, so that each can be asked; nothing saved, no question about news; the theme."""
     chosen = {
         "notebook-extension/tracker": {"windowingMode": "none"},
+        "docmanager-extension/plugin": {"autosave": False},  # a live run must not change the clone's notebook
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
         "apputils-extension/themes": {"theme": f"JupyterLab {theme.capitalize()}"},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def test_every_figure_is_seen_and_nothing_is_wider_than_the_page(
 ) -> None:
     if not (clone / path).is_file():
         pytest.skip(f"{path} is not committed")
+    subprocess.run(
+        ["git", "-C", str(clone), "checkout", "-q", "--", path], check=True
+    )  # as cloned, whoever ran it live
     notebook = open_page(path, theme=theme)
     assert notebook.page.locator(f"body[data-jp-theme-light={str(theme == 'light').lower()}]").count() == 1
     assert not notebook.is_trusted()
