@@ -18,14 +18,10 @@ from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Trace
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
+from cbserve.viz.style import letter as request_name  # a request keeps its letter in every figure
 
 if TYPE_CHECKING:
     from cbserve.llm import LLM
-
-
-def request_name(index: int) -> str:
-    """A, B, ..., Z, A1, B1, ...: the letters that the figures show."""
-    return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
 
 
 def _listed(name: str, values: Any) -> list[Any]:
