@@ -40,9 +40,15 @@ def serve_cbserve(model: str, prompts: list[list[int]], lengths: list[int]) -> C
 
 def serve_vllm(model: str, prompts: list[list[int]], lengths: list[int]) -> Callable[[int], int]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    # One process, as ours: its core otherwise spins beside its worker, and on two cores they take turns (60 tokens/s
+    # became fewer than 6).
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model, dtype="float32", max_model_len=1024, max_num_seqs=MAX_NUM_SEQS, enforce_eager=True)
+    llm = LLM(
+        model, dtype="float32", max_model_len=1024, max_num_seqs=MAX_NUM_SEQS, enforce_eager=True,
+        distributed_executor_backend="uni",
+    )  # fmt: skip
 
     def run(count: int) -> int:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths[:count]]

@@ -5,7 +5,7 @@ An executor needs nothing else, and cannot reach into the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -141,6 +141,57 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Durations of steps in a row that differ in lengths only: arithmetic progressions, one after the other.
+
+    `segments` are (number of steps, seconds of the first, seconds by which each is longer than the one before). A cost
+    that is the larger of two linear functions of the context, as a roofline is, needs at most two.
+    """
+
+    segments: tuple[tuple[int, float, float], ...]
+
+    @property
+    def count(self) -> int:
+        return sum(count for count, _, _ in self.segments)
+
+    def total(self, count: int) -> float:
+        """Seconds of the first `count` steps."""
+        seconds = 0.0
+        for length, first, increment in self.segments:
+            n = min(length, count)
+            seconds += n * first + increment * (n * (n - 1) / 2)
+            count -= n
+        return seconds
+
+    def until(self, seconds: float) -> int:
+        """After how many steps at least `seconds` have passed; all of them when they are too short."""
+        low, high = 1, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.total(middle) >= seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def cut(self, count: int) -> Ramp:
+        """The first `count` steps."""
+        segments = []
+        for length, first, increment in self.segments:
+            n = min(length, count)
+            if n:
+                segments.append((n, first, increment))
+            count -= n
+        return Ramp(tuple(segments))
+
+    def durations(self) -> Iterator[float]:
+        """Seconds of each step."""
+        for length, first, increment in self.segments:
+            for i in range(length):
+                yield first + increment * i
 
 
 @dataclass(slots=True)
