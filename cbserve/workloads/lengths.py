@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -104,6 +105,57 @@ def lognormal(median: float, sigma: float, n: int, seed: int = 0) -> list[int]:
     _require_count("n", n, 0)
     rng = random.Random(seed)
     return [max(1, round(median * math.exp(rng.gauss(0.0, sigma)))) for _ in range(n)]
+
+
+def uniform(low: int, high: int, n: int, seed: int = 0) -> list[int]:
+    """`n` lengths, every one from `low` to `high` equally likely, both included.
+
+    Raises:
+        InvalidRequestError: `low` is below 1, `high` below `low`, or `n` below 0.
+    """
+    _require_count("low", low, 1)
+    _require_count("high", high, low)
+    _require_count("n", n, 0)
+    rng = random.Random(seed)
+    return [rng.randint(low, high) for _ in range(n)]
+
+
+def pareto(minimum: float, alpha: float, n: int, seed: int = 0, maximum: float | None = None) -> list[int]:
+    """`n` Pareto lengths: the share that is longer than x is (minimum / x) ** alpha. Rounded down to whole tokens.
+
+    The mean is infinite for `alpha` up to 1, the variance up to 2. With a `maximum` the distribution is cut there and
+    what lies beyond is drawn anew, so that nothing piles up at the limit.
+
+    Raises:
+        InvalidRequestError: `minimum` is below 1, `alpha` not above 0, `maximum` not above `minimum`, or `n` below 0.
+    """
+    for name, value in (("minimum", minimum), ("alpha", alpha)):
+        _require_scale(name, value)
+    if minimum < 1:
+        raise InvalidRequestError(f"minimum={minimum!r}: must be at least 1 token")
+    if maximum is not None and (not hasattr(maximum, "__float__") or not minimum < maximum < 1e12):
+        raise InvalidRequestError(f"maximum={maximum!r}: must be above minimum={minimum!r}, or None")
+    _require_count("n", n, 0)
+    rng = random.Random(seed)
+    longer = 0.0 if maximum is None else (minimum / maximum) ** alpha  # the share that the cut takes away
+    # 1 - random() lies in (0, 1]; shares below 1e-12 of an alpha near 0 would leave the range of whole numbers
+    shares = (longer + (1 - longer) * (1 - rng.random()) for _ in range(n))
+    return [int(min(1e12, minimum * math.exp(min(50.0, -math.log(share) / alpha)))) for share in shares]
+
+
+def empirical(values: Sequence[int], n: int, seed: int = 0) -> list[int]:
+    """`n` lengths drawn from `values` that somebody measured, each as likely as it is frequent (a bootstrap).
+
+    Raises:
+        InvalidRequestError: `values` is empty, one of them is no integer of at least 1, or `n` is below 0.
+    """
+    values = list(values)
+    if not values:
+        raise InvalidRequestError("values=[]: must hold at least one length to draw from")
+    for index, value in enumerate(values):
+        _require_count(f"values[{index}]", value, 1)
+    _require_count("n", n, 0)
+    return random.Random(seed).choices(values, k=n)
 
 
 def _require_scale(name: str, value: float) -> None:

@@ -1,0 +1,175 @@
+"""What is asked of an engine, and when: jobs in order of arrival."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NoReturn
+
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.metrics import mean, percentile
+from cbserve.core.request import Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of a workload, with the length of its answer, which no scheduler sees.
+
+    Args:
+        arrival_s: seconds from the workload's start.
+        prompt: token ids; a `range` or `Ranges` costs nothing.
+        num_output_tokens: length of the answer, at least 1.
+        priority: lower is more urgent.
+        client_id: who asks.
+        cache_salt: jobs of different salts share no cached blocks.
+        session: jobs of one conversation have the same, in the order of their turns.
+    """
+
+    arrival_s: float
+    prompt: Sequence[int]
+    num_output_tokens: int
+    priority: int = 0
+    client_id: str = ""
+    cache_salt: str = ""
+    session: Hashable = None
+
+    def request(self, request_id: str, params: SamplingParams) -> Request:
+        """The job as an engine is asked: without the length of its answer."""
+        return Request(request_id, self.prompt, params, self.arrival_s, self.priority, self.client_id, self.cache_salt)
+
+
+class AnswerLengths(Mapping[str, int]):
+    """Output tokens by request id, for the simulated executor alone. A view: a million jobs need no dict."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    def __getitem__(self, request_id: str) -> int:
+        index = int(request_id) if request_id.isdecimal() else -1
+        if not 0 <= index < len(self._jobs) or request_id != str(index):
+            raise KeyError(request_id)
+        return self._jobs[index].num_output_tokens
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(len(self._jobs)))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs sorted by arrival.
+
+    Args:
+        name: short, for tables and figures; says "synthetic" where nobody measured it.
+        jobs: in order of arrival.
+        source: where the data come from, with their licence; show it beside every figure.
+        note: what was done to them.
+
+    Raises:
+        InvalidRequestError: a job is not in order, has an empty prompt or an answer of less than one token; names it.
+    """
+
+    name: str
+    jobs: Sequence[Job]
+    source: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        before = 0.0
+        for index, job in enumerate(self.jobs):
+            if not before <= job.arrival_s < math.inf or job.num_output_tokens < 1 or not job.prompt:
+                self._refuse(index, job, before)
+            before = job.arrival_s
+
+    def _refuse(self, index: int, job: Job, before: float) -> NoReturn:
+        if not 0 <= job.arrival_s < math.inf:
+            problem = f"arrival_s={job.arrival_s!r}: must be a finite time >= 0"
+        elif job.arrival_s < before:
+            problem = f"arrival_s={job.arrival_s!r} comes after {before!r}: sort the jobs by arrival"
+        elif job.num_output_tokens < 1:
+            problem = f"num_output_tokens={job.num_output_tokens!r}: must be at least 1"
+        else:
+            problem = "its prompt is empty: give at least one token"
+        raise InvalidRequestError(f"{self.name}: jobs[{index}]: {problem}")
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def requests(self, max_tokens: int | None = None) -> Iterator[Request]:
+        """The jobs as requests "0", "1", ...: greedy, at most `max_tokens` new tokens (None: the engine's limit)."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        for index, job in enumerate(self.jobs):
+            yield job.request(str(index), params)
+
+    @property
+    def answer_lengths(self) -> Mapping[str, int]:
+        """Output tokens by request id. Only the simulated executor may know them."""
+        return AnswerLengths(self.jobs)
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last."""
+        return self.jobs[-1].arrival_s - self.jobs[0].arrival_s if self.jobs else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests a second: one over the mean gap between arrivals; nan where all arrive at once."""
+        return (len(self.jobs) - 1) / self.duration_s if self.duration_s else math.nan
+
+    def scaled(self, rate: float) -> Workload:
+        """The same jobs, arriving faster or slower: all times divided by one factor, so that `rate` is as given.
+
+        Raises:
+            InvalidRequestError: `rate` is not above 0, or all jobs arrive at once.
+        """
+        if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            raise InvalidRequestError(f"rate={rate!r}: must be a number of requests a second above 0")
+        if not self.duration_s:
+            raise InvalidRequestError(f"{self.name}: {len(self)} jobs, all at once, have no rate that could be scaled")
+        factor = rate / self.rate
+        jobs = [replace(job, arrival_s=job.arrival_s / factor) for job in self.jobs]
+        return replace(self, jobs=jobs, note=_also(self.note, f"arrival times divided by {factor:.4g}"))
+
+    def first(self, n: int) -> Workload:
+        """The first `n` jobs, or all where there are fewer.
+
+        Raises:
+            InvalidRequestError: `n` is no integer of at least 1.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise InvalidRequestError(f"n={n!r}: must be an integer of at least 1")
+        if n >= len(self):
+            return self
+        return replace(self, jobs=self.jobs[:n], note=_also(self.note, f"first {n} of {len(self)} requests"))
+
+    def summary(self) -> dict[str, float]:
+        """Statistics by name: a table is `summary().items()`. Lengths in tokens; what has no value is nan.
+
+        `gap_cv` is the coefficient of variation of the gaps between arrivals: 1 for a Poisson process.
+        """
+        gaps = [b.arrival_s - a.arrival_s for a, b in pairwise(self.jobs)]
+        gap = mean(gaps)
+        spread = math.sqrt(mean([(g - gap) ** 2 for g in gaps])) if gaps else math.nan
+        rows: dict[str, float] = {
+            "requests": len(self),
+            "duration_s": self.duration_s,
+            "rate_per_s": self.rate,
+            "gap_cv": spread / gap if gaps and gap else math.nan,
+        }
+        for name, lengths in (
+            ("prompt", sorted(len(job.prompt) for job in self.jobs)),
+            ("output", sorted(job.num_output_tokens for job in self.jobs)),
+        ):
+            rows[f"{name}_mean"] = mean(lengths)
+            rows |= {f"{name}_p{q}": percentile(lengths, q) for q in (50, 90, 99)}
+            rows[f"{name}_max"] = lengths[-1] if lengths else math.nan
+            rows[f"{name}_total"] = sum(lengths)
+        return rows
+
+
+def _also(note: str, what: str) -> str:
+    return f"{note}; {what}" if note else what
