@@ -7,9 +7,9 @@ import torch
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.blocks import BlockPool
 from cbserve.core.kv_cache import KVCacheManager
-from cbserve.core.metrics import summarize
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
+from cbserve.core.summary import summarize
 from cbserve.engine import Engine
 from cbserve.executors.torch_executor import TorchExecutor
 from cbserve.models.config import ModelConfig

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.bounds import continuous_steps_bound, static_steps
-from cbserve.core.metrics import Summary, summarize
+from cbserve.core.summary import Summary, summarize
 from cbserve.core.trace import Trace
 from cbserve.serving import serve
 from cbserve.viz.table import table

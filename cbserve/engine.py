@@ -6,13 +6,13 @@ import heapq
 import logging
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cbserve.clock import Clock, RealClock
 from cbserve.core.errors import InvalidRequestError, SchedulerError
-from cbserve.core.plan import Reason, StepPlan, StepResult
+from cbserve.core.plan import Ramp, Reason, StepPlan, StepResult
 from cbserve.core.request import Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
 from cbserve.core.table_log import TableLog
@@ -63,6 +63,18 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
+@runtime_checkable
+class ForeseeingExecutor(Executor, Protocol):
+    """One that knows beforehand what steps will take: a simulation."""
+
+    def ramp(self, plan: StepPlan, most: int) -> Ramp:
+        """Durations of `plan` and of at most `most` - 1 steps that differ from it in lengths only. No answer ends
+        before the last of them."""
+
+    def foresee(self, plan: StepPlan, count: int) -> list[Sequence[int]]:
+        """The tokens that each row of `plan` is given in `count` such steps."""
+
+
 class Engine:
     """Serves requests iteration by iteration.
 
@@ -72,6 +84,8 @@ class Engine:
         clock: real or virtual; real by default.
         meta: what the trace should know of model and device.
         debug: check conservation of blocks, slots and sequences after every step.
+        fast_forward: with a simulating executor, take steps that differ in lengths only at once. The trace says the
+            same, except that it has no `pages` events.
     """
 
     def __init__(
@@ -81,14 +95,18 @@ class Engine:
         clock: Clock | None = None,
         meta: dict[str, Any] | None = None,
         debug: bool = False,
+        fast_forward: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock: Clock = clock or RealClock()
         self.debug = debug
+        self._foresees = executor if isinstance(executor, ForeseeingExecutor) and fast_forward else None
         self._meta = meta or {}
         self._builders: dict[str, OutputBuilder] = {}
         self._future: list[tuple[float, int, Request]] = []  # a heap: requests that have not arrived yet
+        self._future_ids: set[str] = set()
+        self._to_come: Iterator[Request] = iter(())  # in order of arrival, read when their time is near
         self._num_added = 0
         self._is_stalled = False
         self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
@@ -113,6 +131,7 @@ class Engine:
         self._last_blocked: tuple[int, str] | None = None
         self._warned_of_preemption = False
         self._step_offset: int | None = None
+        self._last_step = 0
         self._tables = TableLog(scheduler.kv)
         return self.trace
 
@@ -126,10 +145,7 @@ class Engine:
         """
         if not isinstance(request, Request):
             raise InvalidRequestError(f"{request!r} is no Request; make one: Request(request_id, prompt_token_ids)")
-        known = request.request_id in self._builders or any(
-            r.request_id == request.request_id for _, _, r in self._future
-        )
-        if known:
+        if request.request_id in self._builders or request.request_id in self._future_ids:
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is in use by an unfinished request; take another"
             )
@@ -140,6 +156,7 @@ class Engine:
         arrival_s = request.arrival_s or 0.0
         if arrival_s > now:
             heapq.heappush(self._future, (arrival_s, self._num_added, request))
+            self._future_ids.add(request.request_id)
         else:
             with interrupts_held_back():
                 self._arrive(request)
@@ -170,6 +187,7 @@ class Engine:
         for entry in self._future:
             if entry[2].request_id == request_id:
                 self._future.remove(entry)
+                self._future_ids.remove(request_id)
                 heapq.heapify(self._future)
                 return None
         builder = self._builders.get(request_id)
@@ -178,13 +196,15 @@ class Engine:
         changed = self.scheduler.abort(request_id)
         for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
             builder.samples.setdefault(index, builder.samples[0])
-        outputs = self._record(changed, self.trace.steps[-1].step if len(self.trace.steps) else 0)
+        outputs = self._record(changed, self._last_step)
         return outputs[0] if outputs else None
 
     def abort_all(self) -> list[RequestOutput]:
         """Abort everything; afterwards the pool is free and the engine can be used again."""
         with interrupts_held_back():
             self._future.clear()
+            self._future_ids.clear()
+            self._to_come = iter(())
             outputs = [self.abort(request_id) for request_id in list(self._builders)]
             for request_id in list(self.scheduler.requests):  # finished, but a learner's duty never retired it
                 self.scheduler.abort(request_id)
@@ -225,8 +245,12 @@ class Engine:
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
             self._record_decisions(plan, start)
-            if (pages := self._tables.changes(plan, start, self._number(plan))) is not None:
-                self.trace.emit(pages)
+            if self._foresees and plan.rows and (ramp := self._ramp(self._foresees, plan, start)) is not None:
+                return plan, self._fast_forward(self._foresees, plan, start, ramp, partial)
+            if not self._foresees:
+                pages = self._tables.changes(plan, start, self._number(plan))
+                if pages is not None:
+                    self.trace.emit(pages)
             if not plan.rows:
                 return plan, None
         result = self.executor.execute(plan)
@@ -238,6 +262,54 @@ class Engine:
             if self.debug:
                 self.scheduler.check()
             return plan, self._take_pending() + outputs
+
+    def _ramp(self, executor: ForeseeingExecutor, plan: StepPlan, start: float) -> Ramp | None:
+        """Durations of the steps that can be taken at once, from `plan` on; None when it is but one."""
+        most = self.scheduler.horizon(plan)
+        if most < 2:
+            return None
+        ramp = executor.ramp(plan, most)
+        if self._future:  # an arrival is looked at when the step that it falls into has ended
+            ramp = ramp.cut(ramp.until(self._future[0][0] - start))
+        return ramp if ramp.count > 1 else None
+
+    def _fast_forward(
+        self, executor: ForeseeingExecutor, plan: StepPlan, start: float, ramp: Ramp, partial: bool
+    ) -> list[RequestOutput]:
+        """Take `ramp.count` steps at once; only the last can end anything."""
+        step, rows, used = self._number(plan), self._rows(plan), plan.num_used_blocks
+        self.scheduler.advance(plan, ramp.count, executor.foresee(plan, ramp.count - 1))
+        result = executor.execute(plan)
+        self.clock.advance(ramp.total(ramp.count))
+        end = self.clock.now()
+        counts = plan.num_waiting, plan.num_running, used, 0, plan.num_evictions, 0
+        last_used = self.scheduler.kv.pool.num_used
+        self.trace.emit(StepEvent(step, start, end, rows, *counts, ramp.count, ramp.segments, last_used))
+        self._last_step = step + ramp.count - 1
+        outputs = self._record(self.scheduler.update(plan, result, end), self._last_step, partial)
+        if self.debug:
+            self.scheduler.check()
+        return self._take_pending() + outputs
+
+    def replay(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
+        """Serve requests that come in order of arrival and are read when their time is near, so that a million need
+        not be in memory. Yields each when it has ended. Leaving early aborts what still runs.
+
+        Raises:
+            InvalidRequestError: one arrives before the one that it follows.
+        """
+        try:
+            self._to_come = _in_order(requests)
+            self._read_ahead()
+            while self.has_unfinished:
+                yield from self.step(partial=False)
+        finally:
+            self.abort_all()
+
+    def _read_ahead(self) -> None:
+        """Know the next arrival, if there is one."""
+        while not self._future and (request := next(self._to_come, None)) is not None:
+            self.add_request(request)
 
     def stream(self, requests: Iterable[Request] = (), partial: bool = True) -> Iterator[RequestOutput]:
         """Add requests and yield outputs as they grow, until all have ended.
@@ -264,7 +336,10 @@ class Engine:
     def _let_arrive(self) -> None:
         now = self.clock.now()
         while self._future and self._future[0][0] <= now:
-            self._arrive(heapq.heappop(self._future)[2])
+            request = heapq.heappop(self._future)[2]
+            self._future_ids.remove(request.request_id)
+            self._arrive(request)
+            self._read_ahead()
 
     def _nothing_to_run(self, plan: StepPlan) -> list[RequestOutput]:
         """An empty plan: wait for the next arrival, or say that nothing will ever move."""
@@ -333,8 +408,8 @@ class Engine:
                 self.trace.emit(BlockedEvent(now, step, plan.blocked.request_id, key[0], key[1], str(reason)))
             self._last_blocked = key
 
-    def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
-        rows = tuple(
+    def _rows(self, plan: StepPlan) -> tuple[StepRow, ...]:
+        return tuple(
             StepRow(
                 row.seq_id,
                 row.slot,
@@ -345,16 +420,19 @@ class Engine:
             )
             for row in plan.rows
         )
+
+    def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
+        self._last_step = self._number(plan)
         self.trace.emit(
             StepEvent(
-                self._number(plan), start, end, rows, plan.num_waiting, plan.num_running, plan.num_used_blocks,
-                len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
+                self._last_step, start, end, self._rows(plan), plan.num_waiting, plan.num_running,
+                plan.num_used_blocks, len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
             )
         )  # fmt: skip
 
     def _record(self, changed: StepUpdate, step: int, partial: bool = True) -> list[RequestOutput]:
         now, touched = self.clock.now(), dict[str, OutputBuilder]()
-        if changed.published:
+        if changed.published and not self._foresees:
             self.trace.emit(PagesEvent(now, step, findable=tuple(changed.published)))
         for parent, child in changed.forked:
             builder = self._builders[child.request.request_id]
@@ -396,3 +474,16 @@ class Engine:
     def _take_pending(self) -> list[RequestOutput]:
         pending, self._pending = self._pending, []
         return pending
+
+
+def _in_order(requests: Iterable[Request]) -> Iterator[Request]:
+    """Raises InvalidRequestError at the first that arrives before the one that it follows."""
+    latest = 0.0
+    for request in requests:
+        arrival_s = request.arrival_s or 0.0
+        if arrival_s < latest:
+            raise InvalidRequestError(
+                f"request {request.request_id!r} arrives at {arrival_s} s, after one at {latest} s; sort them"
+            )
+        latest = arrival_s
+        yield request

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent, Trace
+from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace
 
 
 @dataclass(slots=True)
@@ -103,86 +103,6 @@ def _record(arrived: Arrived, seq_id: int, sample_index: int) -> SequenceMetrics
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A run in one line of numbers. Times in seconds, rates per second, shares in 0..1."""
-
-    num_requests: int
-    num_refused: int
-    num_steps: int
-    makespan_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    tokens_per_s: float
-    slot_utilisation: float
-    occupancy: float
-    padding_share: float
-    ttft_mean_s: float
-    ttft_p99_s: float
-    tpot_mean_s: float
-    itl_p99_s: float
-    e2e_mean_s: float
-    queue_mean_s: float
-    num_preemptions: int
-    peak_used_blocks: int
-
-    def rows(self) -> list[tuple[str, str]]:
-        """(name, value with unit) pairs for a table."""
-        return [
-            ("requests", f"{self.num_requests}" + (f" ({self.num_refused} refused)" if self.num_refused else "")),
-            ("steps", f"{self.num_steps}"),
-            ("time", f"{self.makespan_s:.3f} s"),
-            ("output tokens", f"{self.num_output_tokens}"),
-            ("throughput", f"{self.tokens_per_s:.1f} tokens/s"),
-            ("slot utilisation", f"{self.slot_utilisation:.1%}"),
-            ("occupancy", f"{self.occupancy:.1%}"),
-            ("TTFT mean / p99", f"{_ms(self.ttft_mean_s)} / {_ms(self.ttft_p99_s)}"),
-            ("TPOT mean", _ms(self.tpot_mean_s)),
-            ("ITL p99", _ms(self.itl_p99_s)),
-            ("E2E mean", _ms(self.e2e_mean_s)),
-            ("queue mean", _ms(self.queue_mean_s)),
-            ("preemptions", f"{self.num_preemptions}"),
-        ]
-
-
-def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
-    """Fold a trace into a `Summary`. Means and percentiles without a value are nan.
-
-    Args:
-        num_slots: slots to divide by; the trace's own number by default.
-
-    Raises:
-        InvalidRequestError: here and below: num_slots is below 1, or neither it nor the trace says how many.
-    """
-    steps = trace.steps
-    records = sequence_metrics(trace)
-    makespan = max((s.end_s for s in steps), default=0.0) - min((e.time_s for e in trace.of(Arrived)), default=0.0)
-    tokens = sum(r.num_output_tokens for r in records)
-    ttft = [r.ttft_s for r in records if r.ttft_s is not None]
-    tpot = [r.tpot_s for r in records if r.tpot_s is not None]
-    num_rows = sum(len(s.rows) for s in steps)
-    return Summary(
-        num_requests=sum(1 for _ in trace.of(Arrived)),
-        num_refused=sum(1 for _ in trace.of(Refused)),
-        num_steps=len(steps),
-        makespan_s=makespan,
-        num_prompt_tokens=sum(e.num_prompt_tokens for e in trace.of(Arrived)),
-        num_output_tokens=tokens,
-        tokens_per_s=tokens / makespan if makespan > 0 else math.nan,
-        slot_utilisation=slot_utilisation(trace, num_slots),
-        occupancy=occupancy(trace, num_slots),
-        padding_share=sum(r.kind == "padding" for s in steps for r in s.rows) / num_rows if num_rows else math.nan,
-        ttft_mean_s=mean(ttft),
-        ttft_p99_s=percentile(ttft, 99),
-        tpot_mean_s=mean(tpot),
-        itl_p99_s=percentile([gap for r in records for gap in r.itl_s], 99),
-        e2e_mean_s=mean([r.e2e_s for r in records if r.e2e_s is not None]),
-        queue_mean_s=mean([r.queue_s for r in records if r.queue_s is not None]),
-        num_preemptions=sum(1 for _ in trace.of(Preempted)),
-        peak_used_blocks=max((s.num_used_blocks for s in steps), default=0),
-    )
-
-
 def slot_utilisation(trace: Trace, num_slots: int | None = None) -> float:
     """Slot-steps that gave a useful token / (slots x steps), over the whole run: sum over sum, no mean of ratios.
 
@@ -221,12 +141,16 @@ def tail_waste(trace: Trace) -> float:
 
 
 def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:
+    steps = trace.steps
+    slots = slots_of(trace, num_slots) if steps or num_slots is not None else 1
+    return sum(counts) / (slots * len(steps)) if steps else math.nan
+
+
+def slots_of(trace: Trace, num_slots: int | None) -> int:
+    """`num_slots`, or the trace's own number. Raises InvalidRequestError, as `slot_utilisation` says."""
     if num_slots is not None and (not hasattr(num_slots, "__index__") or isinstance(num_slots, bool) or num_slots < 1):
         raise InvalidRequestError(f"num_slots={num_slots!r}: must be an integer of at least 1")
-    if not trace.steps:
-        return math.nan
-    slots = _of_meta(trace, "num_slots") if num_slots is None else num_slots
-    return sum(counts) / (slots * len(trace.steps))
+    return _of_meta(trace, "num_slots") if num_slots is None else num_slots
 
 
 def _of_meta(trace: Trace, name: str) -> int:
@@ -249,7 +173,3 @@ def percentile(values: Sequence[float], q: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-def _ms(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.2f} s"

@@ -73,6 +73,11 @@ class Policy:
         """The running sequence whose place `candidate` takes when there is no room for it; None: it waits."""
         return None
 
+    @property
+    def may_displace(self) -> bool:
+        """False: `displaces` names nobody, whoever waits and whatever the time."""
+        return type(self).displaces is not Policy.displaces
+
     def served(self, seq: Sequence, num_tokens: int) -> None:
         """Told after each step what a sequence got; fair-sharing policies count it."""
 
@@ -95,6 +100,10 @@ class Priority(Policy):
 
     def key(self, seq: Sequence) -> Any:
         return seq.request.priority, seq.arrival_s
+
+    @property
+    def may_displace(self) -> bool:
+        return self.displace or type(self).displaces is not Priority.displaces
 
     def displaces(self, candidate: Sequence, running: list[Sequence], now_s: float) -> Sequence | None:
         if not self.displace or not running:

@@ -13,8 +13,9 @@ from typing import Any
 from cbserve.core import batching as duty
 from cbserve.core.batching import Batching, ContinuousBatching
 from cbserve.core.blocks import Lease
-from cbserve.core.duties import Duties, Step
+from cbserve.core.duties import Step
 from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
+from cbserve.core.fast_forward import FastForward
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.limits import Limits
 from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
@@ -59,7 +60,7 @@ def _require_sequence(name: str, seq: Any) -> None:
         raise SchedulerError(f"{name} named {seq!r}, which is no Sequence; name those of `policy` or `running`")
 
 
-class Scheduler(Duties):
+class Scheduler(FastForward):
     """Decides, iteration by iteration, who runs.
 
     Args:
@@ -345,9 +346,7 @@ class Scheduler(Duties):
         plan.num_waiting = len(self.policy) + len(self.held)
         plan.num_running = len(self.running)
         plan.num_used_blocks = self.kv.pool.num_used
-        plan.num_evictions = self.kv.pool.num_evictions - self._num_evictions
-        self._num_evictions = self.kv.pool.num_evictions
-        plan.evicted = self.kv.pool.take_evicted() if plan.num_evictions else []
+        self._count_evictions(plan)
         if plan.rows:
             self._step += 1
         return plan

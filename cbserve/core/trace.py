@@ -9,7 +9,7 @@
 | `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | yields |
 | `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables or findable blocks changed |
 | `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, \
-num_swaps | one iteration was computed |
+num_swaps, count, ramp, last_used_blocks | an iteration was computed; or `count` that differ in lengths only |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
 | `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static: after `finished`) |
@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from math import isclose
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from cbserve.core.plan import Ramp
 from cbserve.errors import CBServeError
 from cbserve.files import write_whole
-
-FORMAT_VERSION = 1
 
 
 class TraceError(CBServeError):
@@ -143,6 +143,41 @@ class StepEvent(Event):
     num_copies: int = 0  # blocks copied on write
     num_evictions: int = 0  # cached blocks that lost their content
     num_swaps: int = 0  # blocks copied to or from the host
+    count: int = 1  # so many steps in a row that differ in lengths only, the first of them told here
+    ramp: tuple[tuple[int, float, float], ...] = ()  # their durations, as `core.plan.Ramp` has them
+    last_used_blocks: int = 0  # with the last of them, when there are several
+
+    def ends(self) -> Iterator[float]:
+        """When each of the `count` steps ended."""
+        if self.count == 1:
+            yield self.end_s
+            return
+        ramp = Ramp(self.ramp)
+        for count in range(1, self.count):
+            yield self.start_s + ramp.total(count)
+        yield self.end_s
+
+    def singly(self, block_size: int) -> Iterator[StepEvent]:
+        """The same as `count` events of one step: each row but padding has one token more in each."""
+        if self.count == 1:
+            yield self
+            return
+        rows, rooms = self.rows, [-row.context_len % block_size for row in self.rows if row.kind != "padding"]
+        # A row takes a new block when the last one is full; blocks that held nothing go first, then cached ones.
+        new = [sum(i > room and (i - room - 1) % block_size == 0 for room in rooms) for i in range(self.count)]
+        evicted = max(0, self.num_evictions - sum(new))  # by the first step itself: then all later ones evict too
+        empty = sum(new) - (self.num_evictions - evicted)
+        start, used = self.start_s, self.num_used_blocks
+        for i, end in enumerate(self.ends()):
+            used += new[i]
+            evicted += max(0, new[i] - empty)
+            empty = max(0, empty - new[i])
+            counts = self.num_waiting, self.num_running, used
+            yield StepEvent(self.step + i, start, end, rows, *counts, num_evictions=evicted)
+            start, evicted = end, 0
+            rows = tuple(
+                row if row.kind == "padding" else row._replace(context_len=row.context_len + 1) for row in rows
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,21 +235,26 @@ class Trace:
         self.events.append(event)
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(self.events)
+        """Every event in order; steps that were recorded at once come one by one."""
+        for event in self.events:
+            if isinstance(event, StepEvent) and event.count > 1:
+                yield from event.singly(int(self.meta["block_size"]))
+            else:
+                yield event
 
     def __len__(self) -> int:
         return len(self.events)
 
     def of(self, *types: type[Event]) -> Iterator[Any]:
         """Events of these types, in order."""
-        return (event for event in self.events if isinstance(event, types))
+        return (event for event in self if isinstance(event, types))
 
     @property
     def steps(self) -> list[StepEvent]:
         return list(self.of(StepEvent))
 
     def __repr__(self) -> str:
-        num = len(self.steps)
+        num = sum(event.count for event in self.events if isinstance(event, StepEvent))
         return f"Trace({len(self.events)} events, {num} steps, {self.meta.get('batching', 'unknown batching')})"
 
     # ---- files --------------------------------------------------------------------------------------------------
@@ -225,38 +265,21 @@ class Trace:
         Raises:
             TraceError: nothing can be written there, or `path` is something that exists and is no regular file.
         """
-        lines = [json.dumps({"event": "header", "version": FORMAT_VERSION, "meta": self.meta}, sort_keys=True)]
-        lines += [json.dumps({"event": event.type, **asdict(event)}) for event in self.events]
-        lines.append(json.dumps({"event": "end", "count": len(self.events)}))
+        from cbserve.core import trace_file
+
+        lines = [trace_file.header(self.meta), *map(trace_file.line_of, self.events), trace_file.end(len(self.events))]
         write_whole(path, "\n".join(lines) + "\n", TraceError)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read what `save` wrote.
+        """Read what `save` or a `TraceWriter` wrote.
 
         Raises:
             TraceError: the file cannot be read, is cut, of another version, or a line is no event; names file and line.
         """
-        trace, ended = cls(), False
-        for number, line in enumerate(_lines(path), start=1):
-            try:
-                record = json.loads(line)
-                kind = record.pop("event")
-                if number == 1:
-                    if kind != "header" or record["version"] != FORMAT_VERSION:
-                        raise ValueError(f"want a header of version {FORMAT_VERSION}")
-                    trace.meta = dict(record["meta"])
-                elif kind == "end":
-                    if record["count"] != len(trace.events):
-                        raise ValueError(f"{record['count']} events were written, {len(trace.events)} are here")
-                    ended = True
-                else:
-                    trace.emit(_event_from(kind, record))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise TraceError(f"{path}, line {number}: not a trace event ({error}); save the trace again") from error
-        if not ended:
-            raise TraceError(f"{path}: cut short, its last line is missing; save the trace again")
-        return trace
+        from cbserve.core.trace_file import read
+
+        return cls(*read(path))
 
     def save_chrome(self, path: str | Path) -> None:
         """Write the Chrome trace event format; open it in Perfetto or chrome://tracing. Raises TraceError, as `save`
@@ -266,32 +289,9 @@ class Trace:
     def to_chrome(self) -> dict[str, Any]:
         """Chrome trace events: one thread a slot, one slice for each run of steps of the same kind, counters for the
         queue and the pool. Times in microseconds."""
-        events: list[dict[str, Any]] = [_chrome_name(0, "slots", "process_name")]
-        names = {e.seq_id: e.request_id for e in self.of(Admitted, Forked)}
-        open_slices: dict[int, dict[str, Any]] = {}
-        for step in self.of(StepEvent):
-            begin, end = step.start_s * 1e6, step.end_s * 1e6
-            for row in step.rows:
-                last = open_slices.get(row.slot)
-                name = f"{names.get(row.seq_id, row.seq_id)} {row.kind}"
-                if last and last["name"] == name and last["args"]["last_step"] == step.step - 1:
-                    last["dur"] = end - last["ts"]
-                    last["args"]["last_step"] = step.step
-                    last["args"]["tokens"] += row.num_tokens
-                else:
-                    if row.slot not in open_slices:
-                        events.append(_chrome_name(row.slot, f"slot {row.slot}", "thread_name"))
-                    args = {"first_step": step.step, "last_step": step.step, "tokens": row.num_tokens}
-                    slice_ = {"name": name, "cat": row.kind, "ph": "X", "pid": 0, "tid": row.slot}
-                    open_slices[row.slot] = slice_ | {"ts": begin, "dur": end - begin, "args": args}
-                    events.append(open_slices[row.slot])
-            for name, value in (("waiting", step.num_waiting), ("used blocks", step.num_used_blocks)):
-                events.append({"name": name, "ph": "C", "pid": 0, "tid": 0, "ts": begin, "args": {name: value}})
-        for event in self.of(Preempted):
-            name = f"preempted {event.request_id}: {event.cause}"
-            slot, ts = event.slot, event.time_s * 1e6
-            events.append({"name": name, "ph": "i", "s": "t", "pid": 0, "tid": slot, "ts": ts, "args": asdict(event)})
-        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {k: str(v) for k, v in self.meta.items()}}
+        from cbserve.core.chrome_trace import events_of
+
+        return events_of(self)
 
     # ---- comparison ---------------------------------------------------------------------------------------------
 
@@ -305,7 +305,9 @@ class Trace:
         `rel_tol`. Raises TraceError when `other` is no trace."""
         if not isinstance(other, Trace):
             raise TraceError(f"a trace is compared with another trace, not with {other!r}; Trace.load reads a file")
-        for index, (mine, theirs) in enumerate(zip(self.events, other.events, strict=False)):
+        for index, (mine, theirs) in enumerate(zip_longest(self, other)):
+            if mine is None or theirs is None:
+                return f"event {index}: {mine or 'the end'} against {theirs or 'the end'}"
             if type(mine) is not type(theirs):
                 return f"event {index}: {mine} against {theirs}"
             for f in fields(mine):
@@ -313,40 +315,4 @@ class Trace:
                 same = isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12) if f.name.endswith("_s") else a == b
                 if not same:
                     return f"event {index} ({mine.type}), {f.name}: {a!r} against {b!r}"
-        if len(self.events) != len(other.events):
-            return f"{len(self.events)} events against {len(other.events)}"
         return None
-
-
-def _event_from(kind: str, record: dict[str, Any]) -> Event:
-    if kind not in EVENT_TYPES:
-        raise ValueError(f"unknown event {kind!r}")
-    if kind == StepEvent.type:
-        record["rows"] = tuple(StepRow(*row) for row in record["rows"])
-    elif kind == PagesEvent.type:
-        record = {name: _tuples(value) for name, value in record.items()}
-    return EVENT_TYPES[kind](**record)
-
-
-def _tuples(value: Any) -> Any:
-    """JSON knows lists only."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _chrome_name(tid: int, name: str, what: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}
-
-
-def _lines(path: str | Path) -> Iterator[str]:
-    """Lines of a text file. Raises TraceError naming the file when it cannot be read, or holds no text."""
-    try:
-        if not Path(path).is_file() and Path(path).exists():  # a device has no end; a folder reads otherwise by system
-            raise TraceError(f"{path} is no regular file; give the path of a file that Trace.save has written")
-        with open(path, encoding="utf-8") as file:
-            yield from file
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is no text ({error}); give a file that Trace.save has written") from error
-    except (OSError, TypeError, ValueError) as error:
-        raise TraceError(
-            f"cannot read {path!r} ({error}); give the path of a file that Trace.save has written"
-        ) from error

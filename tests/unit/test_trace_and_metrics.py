@@ -10,9 +10,10 @@ import pytest
 from engine_harness import make_engine
 
 from cbserve.core.batching import ContinuousBatching, StaticBatching
-from cbserve.core.metrics import occupancy, percentile, sequence_metrics, slot_utilisation, summarize
+from cbserve.core.metrics import occupancy, percentile, sequence_metrics, slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.core.request import Request, SamplingParams
+from cbserve.core.summary import summarize
 from cbserve.core.trace import EVENT_TYPES, Left, StepEvent, Trace, TraceError
 from cbserve.serving import serve
 
@@ -73,7 +74,7 @@ def test_a_damaged_file_is_refused_with_its_line(tmp_path, damage):
     lines = {
         "cut": lines[:-1],
         "garbage": [lines[0], "{not json", *lines[2:]],
-        "version": [lines[0].replace('"version": 1', '"version": 99'), *lines[1:]],
+        "version": [lines[0].replace('"version": 2', '"version": 99'), *lines[1:]],
         "unknown": [lines[0], '{"event": "party"}', *lines[2:]],
         "missing event": [*lines[:3], *lines[4:]],
     }[damage]

@@ -1,0 +1,290 @@
+"""A run in one line of numbers, folded over its events one by one: a million requests need no trace in memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.metrics import mean, percentile, slots_of
+from cbserve.core.plan import Ramp
+from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent, Trace
+
+LIMITS = ("ttft", "tpot", "itl", "e2e")  # what a service-level objective can bound
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in one line of numbers. Times in seconds, rates per second, shares in 0..1."""
+
+    num_requests: int
+    num_refused: int
+    num_steps: int
+    makespan_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    tokens_per_s: float
+    slot_utilisation: float
+    occupancy: float
+    padding_share: float
+    ttft_mean_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    itl_p99_s: float
+    e2e_mean_s: float
+    queue_mean_s: float
+    num_preemptions: int
+    peak_used_blocks: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value with unit) pairs for a table."""
+        return [
+            ("requests", f"{self.num_requests}" + (f" ({self.num_refused} refused)" if self.num_refused else "")),
+            ("steps", f"{self.num_steps}"),
+            ("time", f"{self.makespan_s:.3f} s"),
+            ("output tokens", f"{self.num_output_tokens}"),
+            ("throughput", f"{self.tokens_per_s:.1f} tokens/s"),
+            ("slot utilisation", f"{self.slot_utilisation:.1%}"),
+            ("occupancy", f"{self.occupancy:.1%}"),
+            ("TTFT mean / p99", f"{ms(self.ttft_mean_s)} / {ms(self.ttft_p99_s)}"),
+            ("TPOT mean", ms(self.tpot_mean_s)),
+            ("ITL p99", ms(self.itl_p99_s)),
+            ("E2E mean", ms(self.e2e_mean_s)),
+            ("queue mean", ms(self.queue_mean_s)),
+            ("preemptions", f"{self.num_preemptions}"),
+        ]
+
+
+def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
+    """Fold a trace into a `Summary`. Means and percentiles without a value are nan.
+
+    Args:
+        num_slots: slots to divide by; the trace's own number by default.
+
+    Raises:
+        InvalidRequestError: num_slots is below 1, or neither it nor the trace says how many.
+    """
+    fold = RunFold()
+    for event in trace.events:
+        fold.add(event)
+    return fold.summary(slots_of(trace, num_slots) if fold.num_steps or num_slots is not None else 1)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that has not ended: what is known of its tokens so far."""
+
+    arrival_s: float
+    admitted_s: float
+    first_s: float = math.nan
+    last_s: float = math.nan
+    longest_gap_s: float = 0.0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RunFold:
+    """Takes events in order, spans as they are; keeps a few numbers of each sequence that ended.
+
+    The lists hold one value for each sequence, in order of ending: `ttft_s`, `e2e_s` (nan where it got no token),
+    `tpot_s` (nan for an answer of one token), `longest_itl_s`, `queue_s`.
+    """
+
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    tpot_s: array[float] = field(default_factory=lambda: array("d"))
+    e2e_s: array[float] = field(default_factory=lambda: array("d"))
+    longest_itl_s: array[float] = field(default_factory=lambda: array("d"))
+    queue_s: array[float] = field(default_factory=lambda: array("d"))
+    num_requests: int = 0
+    num_refused: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    first_arrival_s: float = math.inf
+    end_s: float = 0.0
+    busy_s: float = 0.0
+    peak_used_blocks: int = 0
+    used_block_s: float = 0.0  # blocks x seconds; within a span as if they grew evenly
+    _num_rows: int = 0
+    _num_padding: int = 0
+    _num_occupied: int = 0
+    _arrivals: dict[str, float] = field(default_factory=dict)
+    _open: Counter[str] = field(default_factory=Counter)  # unfinished samples of a request
+    _live: dict[int, _Live] = field(default_factory=dict)
+    _gaps_s: array[float] = field(default_factory=lambda: array("d"))
+    _gap_counts: array[int] = field(default_factory=lambda: array("q"))
+    _last_end_s: float = 0.0
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            self._add_step(event)
+        elif isinstance(event, Arrived):
+            self.num_requests += 1
+            self.num_prompt_tokens += event.num_prompt_tokens
+            self.first_arrival_s = min(self.first_arrival_s, event.time_s)
+            self._arrivals[event.request_id] = event.time_s
+            self._open[event.request_id] = event.num_samples
+        elif isinstance(event, Admitted):
+            if not event.resumed or event.seq_id not in self._live:
+                arrival = self._arrivals[event.request_id]
+                self._live[event.seq_id] = _Live(arrival, event.time_s)
+        elif isinstance(event, Finished):
+            self._add_end(event)
+        elif isinstance(event, Forked):
+            parent = self._live[event.parent_id]
+            self._live[event.seq_id] = _Live(
+                parent.arrival_s, parent.admitted_s, self._last_end_s, self._last_end_s, num_tokens=1
+            )
+        elif isinstance(event, Preempted):
+            self.num_preemptions += 1
+        elif isinstance(event, Refused):
+            self.num_refused += 1
+            self._arrivals.pop(event.request_id, None)
+
+    def _add_step(self, step: StepEvent) -> None:
+        count, live = step.count, self._live
+        if count > 1:
+            ramp = Ramp(step.ramp)
+            durations = list(ramp.durations())
+            first_end = step.start_s + durations[0]
+            longest = max(durations[1:])
+        else:
+            first_end, longest = step.end_s, 0.0
+        gaps: dict[float, int] = {}
+        sampled = padding = occupied = 0
+        for row in step.rows:
+            if row.kind == "padding":
+                padding += 1
+                continue
+            given = row.num_sampled
+            occupied += given or 1
+            if not given:
+                continue
+            sampled += given
+            sequence = live[row.seq_id]
+            if sequence.num_tokens:
+                gap = first_end - sequence.last_s
+                gaps[gap] = gaps.get(gap, 0) + 1
+                if gap > sequence.longest_gap_s:
+                    sequence.longest_gap_s = gap
+            else:
+                sequence.first_s = first_end
+            if longest > sequence.longest_gap_s:
+                sequence.longest_gap_s = longest
+            sequence.last_s = step.end_s
+            sequence.num_tokens += count
+        self._gaps_s.extend(gaps)
+        self._gap_counts.extend(gaps.values())
+        if count > 1 and sampled:
+            self._gaps_s.extend(durations[1:])
+            self._gap_counts.extend([sampled] * (count - 1))
+        self.num_steps += count
+        self.num_output_tokens += sampled * count
+        self._num_rows += len(step.rows) * count
+        self._num_padding += padding * count
+        self._num_occupied += occupied * count
+        self._last_end_s = self.end_s = step.end_s
+        self.busy_s += step.end_s - step.start_s
+        last_used = max(step.num_used_blocks, step.last_used_blocks)
+        self.used_block_s += (step.num_used_blocks + last_used) / 2 * (step.end_s - step.start_s)
+        self.peak_used_blocks = max(self.peak_used_blocks, last_used)
+
+    def _add_end(self, event: Finished) -> None:
+        sequence = self._live.pop(event.seq_id, None)
+        arrival = self._arrivals[event.request_id]
+        self._open[event.request_id] -= 1
+        if not self._open[event.request_id]:
+            del self._open[event.request_id], self._arrivals[event.request_id]
+        if sequence is None:  # aborted while it waited
+            sequence = _Live(arrival, math.nan)
+        tokens = sequence.num_tokens
+        self.ttft_s.append(sequence.first_s - arrival)
+        self.tpot_s.append((sequence.last_s - sequence.first_s) / (tokens - 1) if tokens > 1 else math.nan)
+        self.e2e_s.append(event.time_s - arrival)
+        self.longest_itl_s.append(sequence.longest_gap_s)
+        self.queue_s.append(sequence.admitted_s - arrival)
+
+    # ---- what it says -------------------------------------------------------------------------------------------
+
+    @property
+    def makespan_s(self) -> float:
+        return self.end_s - self.first_arrival_s if self.num_steps else 0.0
+
+    def itl(self, q: float) -> float:
+        """The q-th percentile of the gaps between tokens, of all sequences together."""
+        return weighted_percentile(self._gaps_s, self._gap_counts, q)
+
+    def goodput(self, limits: Mapping[str, float]) -> float:
+        """Requests a second that kept every limit, in seconds: "ttft", "tpot", "itl" (its longest gap), "e2e"
+        (Zhong et al. 2024, DistServe, section 2). A request that was refused or got no token kept none.
+
+        Raises:
+            InvalidRequestError: a limit of another name, or no number above 0.
+        """
+        for name, limit in limits.items():
+            if name not in LIMITS or not limit > 0:
+                raise InvalidRequestError(f"{name}={limit!r}: limits are {', '.join(LIMITS)}, in seconds above 0")
+        kept = sum(all(value <= limit for value, limit in pairs) for pairs in self._against(limits))
+        return kept / self.makespan_s if self.makespan_s > 0 else math.nan
+
+    def _against(self, limits: Mapping[str, float]) -> Iterator[list[tuple[float, float]]]:
+        """For each sequence, its values beside the limits; an answer of one token has no gaps to keep."""
+        values = {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.longest_itl_s, "e2e": self.e2e_s}
+        for index, ttft in enumerate(self.ttft_s):
+            if math.isnan(ttft):
+                yield [(math.inf, 0.0)]
+                continue
+            pairs = [(values[name][index], limit) for name, limit in limits.items()]
+            yield [(0.0 if math.isnan(value) else value, limit) for value, limit in pairs]
+
+    def summary(self, num_slots: int) -> Summary:
+        ttft, e2e, tpot, queue = (_known(v) for v in (self.ttft_s, self.e2e_s, self.tpot_s, self.queue_s))
+        places, makespan = num_slots * self.num_steps, self.makespan_s
+        return Summary(
+            num_requests=self.num_requests,
+            num_refused=self.num_refused,
+            num_steps=self.num_steps,
+            makespan_s=makespan,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            tokens_per_s=self.num_output_tokens / makespan if makespan > 0 else math.nan,
+            slot_utilisation=self.num_output_tokens / places if places else math.nan,
+            occupancy=self._num_occupied / places if places else math.nan,
+            padding_share=self._num_padding / self._num_rows if self._num_rows else math.nan,
+            ttft_mean_s=mean(ttft),
+            ttft_p99_s=percentile(ttft, 99),
+            tpot_mean_s=mean(tpot),
+            itl_p99_s=self.itl(99),
+            e2e_mean_s=mean(e2e),
+            queue_mean_s=mean(queue),
+            num_preemptions=self.num_preemptions,
+            peak_used_blocks=self.peak_used_blocks,
+        )
+
+
+def weighted_percentile(values: Sequence[float], counts: Sequence[int], q: float) -> float:
+    """As `metrics.percentile` of a list in which each value stands `count` times."""
+    total = sum(counts)
+    if not total:
+        return math.nan
+    at = (total - 1) * q / 100
+    low, below, seen = math.floor(at), math.nan, 0
+    for index in sorted(range(len(values)), key=values.__getitem__):
+        seen += counts[index]
+        if math.isnan(below) and seen > low:
+            below = values[index]
+        if seen > min(low + 1, total - 1):
+            return below + (values[index] - below) * (at - low)
+    raise AssertionError("counts sum to less than their sum")
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.2f} s"

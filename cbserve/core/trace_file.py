@@ -1,0 +1,135 @@
+"""A trace as JSON lines: a header, one event a line, and a last line that says how many there were."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cbserve.core.trace import EVENT_TYPES, Event, PagesEvent, StepEvent, StepRow, TraceError
+
+FORMAT_VERSION = 2
+
+
+def header(meta: dict[str, Any]) -> str:
+    return json.dumps({"event": "header", "version": FORMAT_VERSION, "meta": meta}, sort_keys=True)
+
+
+def end(count: int) -> str:
+    return json.dumps({"event": "end", "count": count})
+
+
+def line_of(event: Event) -> str:
+    if isinstance(event, StepEvent):  # most of a file; asdict copies every row
+        record = {name: getattr(event, name) for name in StepEvent.__slots__}
+    else:
+        record = asdict(event)
+    return json.dumps({"event": event.type, **record})
+
+
+class TraceWriter:
+    """Writes events to a file as they happen, so that a run of a million requests needs no memory for its trace.
+
+    The file appears under its name when `close` is called: one that is cut short never stands there.
+
+    Raises:
+        TraceError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, meta: dict[str, Any]) -> None:
+        self._path = Path(path)
+        if self._path.exists() and not self._path.is_file():
+            raise TraceError(f"{self._path} is no regular file: nothing was written; give the path of a file")
+        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        self._count = 0
+        try:
+            self._file = open(self._temporary, "w", encoding="utf-8")  # noqa: SIM115  (closed by `close` or `discard`)
+        except OSError as error:
+            raise TraceError(
+                f"cannot write to {path!r} ({error}); give a file in a folder that exists and can be written"
+            ) from error
+        self._file.write(header(meta) + "\n")
+
+    def __call__(self, event: Event) -> None:
+        self._file.write(line_of(event) + "\n")
+        self._count += 1
+
+    def close(self) -> None:
+        """The run has ended: give the file its name."""
+        self._file.write(end(self._count) + "\n")
+        self._file.close()
+        os.replace(self._temporary, self._path)
+
+    def discard(self) -> None:
+        """The run was broken off: leave nothing behind."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Callable[[Event], None]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], list[Event]]:
+    """Meta and events of a file. Raises TraceError naming file and line."""
+    meta: dict[str, Any] = {}
+    events: list[Event] = []
+    ended = False
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            kind = record.pop("event")
+            if number == 1:
+                if kind != "header" or record["version"] not in (1, FORMAT_VERSION):  # 2 added count and ramp
+                    raise ValueError(f"want a header of version {FORMAT_VERSION}")
+                meta = dict(record["meta"])
+            elif kind == "end":
+                if record["count"] != len(events):
+                    raise ValueError(f"{record['count']} events were written, {len(events)} are here")
+                ended = True
+            else:
+                events.append(_event_from(kind, record))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(f"{path}, line {number}: not a trace event ({error}); save the trace again") from error
+    if not ended:
+        raise TraceError(f"{path}: cut short, its last line is missing; save the trace again")
+    return meta, events
+
+
+def _event_from(kind: str, record: dict[str, Any]) -> Event:
+    if kind not in EVENT_TYPES:
+        raise ValueError(f"unknown event {kind!r}")
+    if kind == StepEvent.type:
+        record["rows"] = tuple(StepRow(*row) for row in record["rows"])
+        record["ramp"] = _tuples(record.get("ramp", ()))
+    elif kind == PagesEvent.type:
+        record = {name: _tuples(value) for name, value in record.items()}
+    return EVENT_TYPES[kind](**record)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON knows lists only."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _lines(path: str | Path) -> Iterator[str]:
+    """Lines of a text file. Raises TraceError naming the file when it cannot be read, or holds no text."""
+    try:
+        if not Path(path).is_file() and Path(path).exists():  # a device has no end; a folder reads otherwise by system
+            raise TraceError(f"{path} is no regular file; give the path of a file that Trace.save has written")
+        with open(path, encoding="utf-8") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is no text ({error}); give a file that Trace.save has written") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"cannot read {path!r} ({error}); give the path of a file that Trace.save has written"
+        ) from error

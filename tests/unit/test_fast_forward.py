@@ -1,0 +1,185 @@
+"""A run that takes equal steps at once says the same as one that takes them one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbserve.clock import VirtualClock
+from cbserve.core.batching import ContinuousBatching, StaticBatching
+from cbserve.core.blocks import BlockPool
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.metrics import sequence_metrics
+from cbserve.core.plan import Ramp, StepPlan
+from cbserve.core.policies import FCFS, Policy, Priority
+from cbserve.core.request import Request, SamplingParams
+from cbserve.core.scheduler import Scheduler
+from cbserve.core.stopping import StopChecker
+from cbserve.core.summary import summarize
+from cbserve.core.trace import PagesEvent, Trace
+from cbserve.engine import Engine
+from cbserve.executors.scripted import EOS
+from cbserve.executors.simulated import SimulatedExecutor
+
+
+@dataclass(frozen=True)
+class KinkedCost:
+    """The larger of two linear functions of the context, as a roofline is."""
+
+    per_token_s: float = 0.003
+    per_context_s: float = 0.0001
+    floor_s: float = 0.02
+
+    def seconds(self, tokens: int, context: int) -> float:
+        return max(self.floor_s, self.per_token_s * tokens + self.per_context_s * context)
+
+    def __call__(self, plan: StepPlan) -> float:
+        return self.seconds(plan.num_tokens, sum(row.end for row in plan.rows))
+
+    def ramp(self, plan: StepPlan, count: int) -> Ramp:
+        growing = sum(not row.is_padding for row in plan.rows)
+        tokens, context = plan.num_tokens, sum(row.end for row in plan.rows)
+        flat = (self.floor_s - self.per_token_s * tokens) / self.per_context_s  # no kink below this context
+        num_flat = min(count, max(0, math.floor((flat - context) / growing) + 1))
+        rest = self.seconds(tokens, context + growing * num_flat)
+        segments = (num_flat, self.floor_s, 0.0), (count - num_flat, rest, growing * self.per_context_s)
+        return Ramp(tuple(s for s in segments if s[0]))
+
+
+def run(jobs, fast_forward, batching, policy=FCFS, num_blocks=64, prefix=False, swap=False, lazily=False) -> Engine:
+    """jobs: (arrival_s, prompt tokens, answer tokens, priority, samples, group of equal beginnings)."""
+    host = BlockPool(8, 4) if swap else None
+    engine = Engine(
+        Scheduler(
+            KVCacheManager(BlockPool(num_blocks, 4), prefix, host), batching, policy(), StopChecker([EOS]),
+            preemption="swap" if swap else "recompute",
+        ),
+        SimulatedExecutor(KinkedCost(), {str(i): job[2] for i, job in enumerate(jobs)}),
+        VirtualClock(), debug=True, fast_forward=fast_forward,
+    )  # fmt: skip
+    requests = [
+        Request(
+            str(i), range(1000 * group, 1000 * group + prompt),
+            SamplingParams(max_tokens=40, temperature=0, n=samples), arrival, priority,
+        )
+        for i, (arrival, prompt, _, priority, samples, group) in enumerate(jobs)
+    ]  # fmt: skip
+    list(engine.replay(requests) if lazily else engine.stream(requests, partial=False))
+    return engine
+
+
+def without_pages(trace: Trace) -> Trace:
+    return Trace(trace.meta, [event for event in trace.events if not isinstance(event, PagesEvent)])
+
+
+def num_lines(trace: Trace) -> int:
+    return sum(event.type == "step" for event in trace.events)
+
+
+BATCHINGS = [
+    ContinuousBatching(max_num_seqs=4, max_num_batched_tokens=16),
+    ContinuousBatching(max_num_seqs=4, max_num_batched_tokens=64, mixed=False, max_prefill_streak=2),
+    ContinuousBatching(max_num_seqs=3, max_num_batched_tokens=64, chunked=False),
+    StaticBatching(3),
+]
+job = st.tuples(
+    st.floats(0, 2), st.integers(1, 20), st.integers(1, 45), st.integers(0, 2), st.integers(1, 2), st.integers(0, 3)
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    jobs=st.lists(job, min_size=1, max_size=8),
+    batching=st.sampled_from(BATCHINGS),
+    policy=st.sampled_from([FCFS, Priority, lambda: Priority(displace=True)]),
+    num_blocks=st.integers(30, 60),
+    prefix=st.booleans(),
+    swap=st.booleans(),
+)
+def test_the_trace_is_that_of_single_steps(jobs, batching, policy, num_blocks, prefix, swap):
+    jobs = sorted(jobs)
+    slowly, quickly = (run(jobs, fast, batching, policy, num_blocks, prefix, swap) for fast in (False, True))
+    one, other = without_pages(slowly.trace), quickly.trace
+    assert one.difference(other) is None
+    a, b = slowly.scheduler.kv.pool, quickly.scheduler.kv.pool
+    assert a.findable() == b.findable() and list(a._free) == list(b._free)  # the same blocks in the same order
+    want, got = summarize(one), summarize(other)
+    for name in want.__slots__:
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-9, nan_ok=True), name
+
+
+def test_long_answers_take_few_events():
+    jobs = [(0.0, 5, 30, 0, 1, 0), (0.5, 5, 40, 0, 1, 1)]
+    engine = run(jobs, True, BATCHINGS[0])
+    assert len(engine.trace.steps) > 40 and num_lines(engine.trace) < 10
+    assert [len(m.token_times_s) for m in sequence_metrics(engine.trace)] == [30, 40]
+
+
+def test_a_trace_with_spans_is_saved_and_loaded(tmp_path):
+    trace = run([(0.0, 5, 30, 0, 1, 0)], True, BATCHINGS[0]).trace
+    trace.save(tmp_path / "run.jsonl")
+    again = Trace.load(tmp_path / "run.jsonl")
+    assert again == trace and again.events == trace.events and len(again.to_chrome()["traceEvents"]) > 5
+
+
+def test_requests_are_read_when_their_time_is_near():
+    read = []
+
+    def jobs():
+        for i in range(50):
+            read.append(i)
+            yield Request(str(i), range(10), SamplingParams(max_tokens=3), arrival_s=float(i))
+
+    engine = run([], True, BATCHINGS[0])
+    outputs = engine.replay(jobs())
+    first = next(outputs)
+    assert first.request_id == "0" and len(read) <= 2
+    assert [output.request_id for output in outputs] == [str(i) for i in range(1, 50)]
+
+
+def test_replay_gives_the_trace_of_stream():
+    jobs = sorted((0.3 * i, 5 + i, 7 + 3 * i, 0, 1, i) for i in range(12))
+    assert run(jobs, True, BATCHINGS[0]).trace == run(jobs, True, BATCHINGS[0], lazily=True).trace
+
+
+@pytest.mark.parametrize("duty", ["retire", "admit", "grow", "displace", "blocked"])
+def test_a_duty_that_a_learner_wrote_is_asked_in_every_step(duty):
+    class Mine(Scheduler):
+        pass
+
+    setattr(Mine, duty, lambda self, *args: getattr(Scheduler, duty)(self, *args))
+    scheduler = Mine(KVCacheManager(BlockPool(64, 4)), BATCHINGS[0], stop_checker=StopChecker([EOS]))
+    engine = Engine(scheduler, SimulatedExecutor(KinkedCost(), {"a": 30}), VirtualClock(), fast_forward=True)
+    engine.run([Request("a", range(5), SamplingParams(max_tokens=40))])
+    assert num_lines(engine.trace) == 30
+
+
+def test_a_policy_that_counts_service_counts_all_of_it():
+    class Counting(Policy):
+        def __init__(self):
+            super().__init__()
+            self.got = {}
+
+        def served(self, seq, num_tokens):
+            self.got[seq.request.request_id] = self.got.get(seq.request.request_id, 0) + num_tokens
+
+    jobs = [(0.0, 5, 30, 0, 1, 0), (0.5, 6, 40, 0, 1, 1)]
+    got = [run(jobs, fast, BATCHINGS[0], Counting).scheduler.policy.got for fast in (False, True)]
+    assert got[0] == got[1] == {"0": 34, "1": 45}
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.001, 1), st.floats(0, 0.1)), min_size=1, max_size=3), st.data())
+def test_a_ramp_adds_up(segments, data):
+    ramp = Ramp(tuple(segments))
+    durations = list(ramp.durations())
+    count = data.draw(st.integers(1, len(durations)))
+    assert ramp.count == len(durations) and ramp.total(count) == pytest.approx(sum(durations[:count]))
+    assert list(ramp.cut(count).durations()) == durations[:count]
+    seconds = data.draw(st.floats(0, 2 * sum(durations)))
+    until = ramp.until(seconds)
+    assert until == ramp.count or ramp.total(until) >= seconds
+    assert until == 1 or ramp.total(until - 1) < seconds
