@@ -1,0 +1,251 @@
+"""What a step costs on a device by the roofline (Williams, Waterman & Patterson, CACM 52(4), 2009): it computes, it
+moves bytes, and the slower of the two sets the pace.
+
+A step is one mixed batch, prefill chunks and decodes together: FLOPs and bytes are summed over its rows, the weights
+are read once, and there is one maximum over the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.plan import Ramp, StepPlan
+from cbserve.hardware.gpus import Gpu
+from cbserve.hardware.gpus import gpu as find_gpu
+from cbserve.hardware.models import ModelShape, model_shape
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One step: what it computes and moves, and the seconds of each. `seconds` is all of it."""
+
+    flops: float
+    bytes: float  # in the device's memory
+    link_bytes: float  # over the host link, for swaps
+    compute_s: float
+    memory_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of a step: `cost(plan)`; its parts: `cost.of(plan)`; many steps that differ in lengths: `cost.ramp`.
+
+        seconds = max(compute_s, memory_s) + (1 - overlap) x min(compute_s, memory_s) + overhead_s + swaps
+        compute_s = FLOPs / (flops x eff_compute),  memory_s = bytes / (memory_bytes_s x eff_memory)
+
+    FLOPs of a row that computes C tokens after x cached ones: 2 for each weight in the layers and token,
+    4 x layers x heads x head_dim x (C x + C (C + 1) / 2) for attention, and the output head once if the row samples.
+    Bytes: the weights that are multiplied with, K and V of every row's context (what attention reads), K and V of the
+    new tokens (what is written), and twice each block that is copied. A padding row costs what a decode does.
+    Not counted: activations, norms, the look-up of embeddings.
+
+    Args:
+        flops: peak of the device, a second.
+        memory_bytes_s: peak of its memory.
+        eff_compute: share of `flops` that is reached, in (0, 1]. Kernels of small chunks reach less; one number for
+            all sizes is the simplification of this model.
+        eff_memory: share of `memory_bytes_s` that is reached, in (0, 1].
+        overhead_s: added to every step: launches, scheduling, sampling.
+        overlap: 1: computing and loading overlap perfectly (the plain roofline); 0: they take turns.
+        dtype_bytes: of a weight.
+        kv_dtype_bytes: of a value in the KV cache; None: as the weights.
+        block_size: tokens of a block, for copies and swaps.
+        host_link_bytes_s: one direction. Swaps are carried out before the step, one after the other.
+
+    Raises:
+        InvalidRequestError: a value is out of range; or, when called, a plan swaps and there is no link.
+    """
+
+    model: ModelShape
+    flops: float
+    memory_bytes_s: float
+    eff_compute: float = 1.0
+    eff_memory: float = 1.0
+    overhead_s: float = 0.0
+    overlap: float = 1.0
+    dtype_bytes: int = 2
+    kv_dtype_bytes: int | None = None
+    block_size: int = 16
+    host_link_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
+            value = getattr(self, field)
+            if value is None and field in ("host_link_bytes_s", "kv_dtype_bytes"):
+                continue
+            if not value > 0:
+                raise InvalidRequestError(f"{field}={value!r}: must be above 0")
+        for field in ("eff_compute", "eff_memory"):
+            if not 0 < getattr(self, field) <= 1:
+                raise InvalidRequestError(f"{field}={getattr(self, field)!r}: is a share of the peak, in (0, 1]")
+        if not 0 <= self.overlap <= 1:
+            raise InvalidRequestError(f"overlap={self.overlap!r}: must be in [0, 1]: 1 is the plain roofline")
+        if not self.overhead_s >= 0:
+            raise InvalidRequestError(f"overhead_s={self.overhead_s!r}: must be at least 0 seconds")
+
+    @classmethod
+    def on(cls, gpu: str | Gpu, model: str | ModelShape, **overrides: Any) -> Roofline:
+        """`model` on `gpu`, by their names in the tables. `overrides` are fields of `Roofline`.
+
+        Efficiencies and overhead (0.72, 0.65, 0.5 ms) are fitted to step times of Llama-3.1-8B in bf16 on an A100-80
+        SXM (NVIDIA aiconfigurator 0.12, measured kernels, vLLM 0.14): prefills of 1,024 tokens and more reach 0.72 to
+        0.76 of the peak, decodes 0.61 to 0.65. H100 and H200 reach 0.67 to 0.70 and 0.62 to 0.75 in the same tables.
+        For every other GPU, model and dtype they are an assumption; calibrate to know.
+        """
+        device = find_gpu(gpu)
+        settings: dict[str, Any] = {
+            "flops": device.flops,
+            "memory_bytes_s": device.memory_bytes_s,
+            "host_link_bytes_s": device.host_link_bytes_s,
+            "eff_compute": 0.72,
+            "eff_memory": 0.65,
+            "overhead_s": 0.5e-3,
+        }
+        return cls(model_shape(model), **(settings | overrides))
+
+    def __call__(self, plan: StepPlan) -> float:
+        """Seconds of the step."""
+        flops, num_bytes = self._work(plan)
+        seconds = self._seconds(flops / self._flops_s, num_bytes / self._bytes_s)
+        if plan.swap_outs or plan.swap_ins:
+            seconds += self._link_bytes(plan) / self._link_bytes_s
+        return seconds
+
+    def of(self, plan: StepPlan) -> StepCost:
+        """What the step computes, moves and takes."""
+        flops, num_bytes = self._work(plan)
+        return StepCost(
+            flops=flops,
+            bytes=num_bytes,
+            link_bytes=self._link_bytes(plan),
+            compute_s=flops / self._flops_s,
+            memory_s=num_bytes / self._bytes_s,
+            seconds=self(plan),
+        )
+
+    def ramp(self, plan: StepPlan, count: int) -> Ramp:
+        """Seconds of `count` steps in a row, the first being `plan`: all have its rows, each one token further.
+
+        FLOPs and bytes grow by the same amount in every step, so the durations are an arithmetic progression, or two
+        where the larger of the two times changes sides. Padding rows recompute their last token and do not grow.
+
+        Raises:
+            InvalidRequestError: `count` below 1, or `plan` is not decodes and padding alone.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise InvalidRequestError(f"count={count!r}: must be a whole number of steps of at least 1")
+        growing = 0
+        for row in plan.rows:
+            if len(row.token_ids) != 1:
+                raise InvalidRequestError(
+                    f"row of {row.request_id!r} computes {len(row.token_ids)} tokens: a ramp is of decodes, one each"
+                )
+            growing += not row.is_padding
+        if not plan.rows or plan.copies or plan.swap_outs or plan.swap_ins:
+            raise InvalidRequestError("a ramp is of decode rows, at least one, without copies and swaps")
+        flops, num_bytes = self._work(plan)
+        compute, memory = flops / self._flops_s, num_bytes / self._bytes_s
+        more_compute = growing * 2 * self._pair_flops / self._flops_s  # a token more is a pair more, counted doubly
+        more_memory = growing * self._kv_bytes / self._bytes_s
+        hidden = 1 - self.overlap  # the part of the shorter one that shows
+        gap, trend = compute - memory, more_compute - more_memory
+        turn = count  # the first step in which the other one is longer
+        if gap * trend < 0:
+            turn = int(min(count, -gap / trend // 1 + 1))
+        if gap > 0 or (gap == 0 and trend > 0):
+            slopes = (more_compute + hidden * more_memory, more_memory + hidden * more_compute)
+        else:
+            slopes = (more_memory + hidden * more_compute, more_compute + hidden * more_memory)
+        first = (turn, self._seconds(compute, memory), slopes[0])
+        if turn == count:
+            return Ramp((first,))
+        there = self._seconds(compute + turn * more_compute, memory + turn * more_memory)
+        return Ramp((first, (count - turn, there, slopes[1])))
+
+    def critical_batch(self) -> float:
+        """Tokens of a step at which its matrices take as long to compute as their weights to load: F / BW for 16 bits.
+
+        Below it a token more is free, above it is not. Attention is left out: with long contexts a decode stays bound
+        by memory at any batch.
+        """
+        return self.dtype_bytes * self._flops_s / (2 * self._bytes_s)
+
+    def itl_floor_s(self, num_context_tokens: int = 0) -> float:
+        """Seconds that no decode step can undercut: weights and the K and V of all contexts, at the memory's peak."""
+        return (self._weights_bytes + self._kv_bytes * num_context_tokens) / self.memory_bytes_s
+
+    def _work(self, plan: StepPlan) -> tuple[float, float]:
+        """(FLOPs, bytes). It runs for every step of a simulation, and most rows are decodes: they cost three look-ups.
+
+        Token i of C after x attends to x + i, itself among them: C x + C (C + 1) / 2 pairs, doubled here to stay whole.
+        A decode has 2 (x + 1) of these doubled pairs, and a chunk (C - 1) (2 x + C + 2) more.
+        """
+        rows = plan.rows
+        starts = more_tokens = more_pairs = silent = 0
+        for row in rows:
+            start = row.start
+            starts += start
+            count = len(row.token_ids)
+            if count != 1:
+                more_tokens += count - 1
+                more_pairs += (count - 1) * (2 * start + count + 2)
+            if not row.num_samples and not row.is_padding:
+                silent += 1
+        tokens = len(rows) + more_tokens
+        double_pairs = 2 * (starts + len(rows)) + more_pairs
+        flops = self._token_flops * tokens + self._pair_flops * double_pairs + self._logit_flops * (len(rows) - silent)
+        num_bytes = self._kv_bytes * (starts + 2 * tokens)  # contexts, new tokens among them, and new tokens once more
+        if rows:
+            num_bytes += self._weights_bytes
+        if plan.copies:
+            num_bytes += 2 * len(plan.copies) * self.block_size * self._kv_bytes
+        return flops, num_bytes
+
+    def _seconds(self, compute_s: float, memory_s: float) -> float:
+        longer, shorter = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
+        return longer + (1 - self.overlap) * shorter + self.overhead_s
+
+    def _link_bytes(self, plan: StepPlan) -> float:
+        return (len(plan.swap_outs) + len(plan.swap_ins)) * self.block_size * self._kv_bytes
+
+    @property
+    def _link_bytes_s(self) -> float:
+        if self.host_link_bytes_s is None:
+            raise InvalidRequestError(
+                "host_link_bytes_s=None, but the plan swaps blocks to the host: give the link's bytes a second in one "
+                "direction (PCIe Gen4 x16: 32e9), or preempt by recomputing"
+            )
+        return self.host_link_bytes_s
+
+    @cached_property
+    def _flops_s(self) -> float:
+        return self.flops * self.eff_compute
+
+    @cached_property
+    def _bytes_s(self) -> float:
+        return self.memory_bytes_s * self.eff_memory
+
+    @cached_property
+    def _token_flops(self) -> float:
+        return 2.0 * self.model.num_layers * self.model.layer_params
+
+    @cached_property
+    def _pair_flops(self) -> float:
+        """Half of the FLOPs of one query with one key: 4 x layers x heads x head_dim for both products."""
+        return 2.0 * self.model.num_layers * self.model.num_heads * self.model.head_dim
+
+    @cached_property
+    def _logit_flops(self) -> float:
+        return 2.0 * self.model.vocab_size * self.model.hidden_size
+
+    @cached_property
+    def _weights_bytes(self) -> float:
+        return float(self.dtype_bytes * self.model.matmul_params)
+
+    @cached_property
+    def _kv_bytes(self) -> float:
+        return float(self.model.kv_bytes_per_token(self.kv_dtype_bytes or self.dtype_bytes))
