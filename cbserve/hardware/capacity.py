@@ -1,0 +1,153 @@
+"""How many tokens fit: what a GPU's memory leaves for the KV cache, with the arithmetic shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbserve.core.errors import InvalidRequestError
+from cbserve.hardware.gpus import GPUS, Gpu
+from cbserve.hardware.gpus import gpu as find_gpu
+from cbserve.hardware.models import ModelShape, model_shape
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class KVCapacity:
+    """KV cache that fits beside a model: utilization x memory - weights - activations, in whole blocks.
+
+    `print` it to see the arithmetic.
+    """
+
+    model: ModelShape
+    gpu: Gpu
+    utilization: float
+    weights_bytes: float
+    activation_bytes: float
+    dtype_bytes: int
+    kv_dtype_bytes: int
+    block_size: int
+
+    @property
+    def kv_bytes(self) -> float:
+        """What is left for the cache; below 0 when the rest does not fit."""
+        return self.utilization * self.gpu.memory_bytes - self.weights_bytes - self.activation_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.model.block_bytes(self.block_size, self.kv_dtype_bytes)
+
+    @property
+    def num_blocks(self) -> int:
+        return max(0, int(self.kv_bytes // self.block_bytes))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def max_concurrency(self, num_tokens: int) -> int:
+        """Requests that fit when each comes to hold `num_tokens`, prompt and answer, in whole blocks.
+
+        Raises:
+            InvalidRequestError: `num_tokens` below 1.
+        """
+        if num_tokens < 1:
+            raise InvalidRequestError(f"num_tokens={num_tokens!r}: a request holds at least 1 token")
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+    def __str__(self) -> str:
+        rows = (
+            ("  memory", self.gpu.memory_bytes, ""),
+            (f"  usable, x {self.utilization:g}", self.utilization * self.gpu.memory_bytes, ""),
+            (
+                "- weights",
+                self.weights_bytes,
+                f"{self.model.num_params / 1e9:.4g}e9 parameters x {self.dtype_bytes} bytes",
+            ),
+            ("- activations", self.activation_bytes, "of the largest step"),
+            ("= left for K and V", self.kv_bytes, ""),
+        )
+        lines = [f"{self.model.name} on {self.gpu.name} (GB = 1e9 bytes)"]
+        lines += [f"{label:<20}{value / GB:>9.3f} GB  {note}".rstrip() for label, value, note in rows]
+        per_token = self.model.kv_bytes_per_token(self.kv_dtype_bytes)
+        lines.append(f"  a block of {self.block_size}: {self.block_bytes:,} bytes ({per_token:,} a token)")
+        lines.append(f"  {self.num_blocks:,} blocks = {self.num_tokens:,} tokens")
+        return "\n".join(lines)
+
+
+def peak_activation_bytes(
+    model: str | ModelShape, num_tokens: int = 2048, num_rows: int = 128, dtype_bytes: int = 2
+) -> float:
+    """Bytes that the largest step needs for intermediate results, by the shapes of the largest tensors alive at once:
+    in an MLP the residual, its input, and as many vectors of ffn_size as it has matrices, for each token; then the
+    logits of each row in 32 bits.
+
+    It is an estimate. A real engine runs its largest step and measures (vLLM: `determine_available_memory`), and sees
+    the allocator's slack and CUDA graphs too, often 1 to 4 GB on a large GPU.
+
+    Args:
+        num_tokens: the token budget of a step; the default is vLLM's `max_num_batched_tokens`.
+        num_rows: sequences in a step; the default is vLLM's `max_num_seqs`.
+    """
+    shape = model_shape(model)
+    per_token = (2 * shape.hidden_size + shape.mlp_matrices * shape.ffn_size) * dtype_bytes
+    return float(num_tokens * per_token + num_rows * shape.vocab_size * 4)
+
+
+def kv_capacity(
+    model: str | ModelShape,
+    gpu: str | Gpu,
+    utilization: float = 0.9,
+    activation_bytes: float | None = None,
+    dtype_bytes: int = 2,
+    kv_dtype_bytes: int | None = None,
+    block_size: int = 16,
+) -> KVCapacity:
+    """What fits on one GPU.
+
+    Args:
+        utilization: share of the memory that the engine may take for everything (vLLM's `gpu_memory_utilization`: 0.9
+            for years, 0.92 since).
+        activation_bytes: None: `peak_activation_bytes` of its default step.
+        kv_dtype_bytes: None: as the weights.
+
+    Raises:
+        InvalidRequestError: not even one block is left, with the arithmetic and the cure; or a value is out of range.
+    """
+    if not 0 < utilization <= 1:
+        raise InvalidRequestError(f"utilization={utilization!r}: is the share of the memory in use, in (0, 1]")
+    if kv_dtype_bytes is None:
+        kv_dtype_bytes = dtype_bytes
+    sizes = {"dtype_bytes": dtype_bytes, "kv_dtype_bytes": kv_dtype_bytes, "block_size": block_size}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidRequestError(f"{name}={value!r}: must be a whole number of at least 1")
+    shape = model_shape(model)
+    if activation_bytes is None:
+        activation_bytes = peak_activation_bytes(shape, dtype_bytes=dtype_bytes)
+    if not activation_bytes >= 0:
+        raise InvalidRequestError(f"activation_bytes={activation_bytes!r}: must be at least 0")
+    capacity = KVCapacity(
+        shape, find_gpu(gpu), utilization, shape.weights_bytes(dtype_bytes), float(activation_bytes), **sizes
+    )
+    if capacity.num_blocks < 1:
+        raise InvalidRequestError(f"{_why(capacity)}; {_cure(capacity)}.\n{capacity}")
+    return capacity
+
+
+def _why(capacity: KVCapacity) -> str:
+    where = f"{capacity.model.name} does not fit on one {capacity.gpu.name}"
+    if capacity.weights_bytes > capacity.utilization * capacity.gpu.memory_bytes:
+        return f"{where}: its weights alone are too large"
+    return f"{where}: weights and activations leave less than one block"
+
+
+def _cure(capacity: KVCapacity) -> str:
+    need = capacity.weights_bytes + capacity.activation_bytes + capacity.block_bytes
+    larger = [gpu.name for gpu in GPUS.values() if capacity.utilization * gpu.memory_bytes >= need]
+    cures = [f"take a GPU with more memory ({', '.join(larger)})"] if larger else []
+    count = int(-(-need // (capacity.utilization * capacity.gpu.memory_bytes)))
+    cures.append(f"split it over at least {count} of these")
+    if capacity.dtype_bytes > 1:
+        cures.append("store the weights in a smaller dtype (dtype_bytes=1)")
+    return ", or ".join(cures)
