@@ -272,6 +272,17 @@ claim("allocate-o1", slowdown=large_pool / small_pool)
 # %%
 from cbserve import MODELS
 
+names = (
+    "OPT-13B",
+    "Llama-2-7B",
+    "Llama-2-70B",
+    "Llama-3.1-8B",
+    "Llama-3.1-70B",
+    "Qwen2.5-7B",
+    "Qwen3-32B",
+    "SmolLM2-135M",
+)
+models = [MODELS[name] for name in names]
 MIB = 2**20
 table(
     ["model", "layers", "query heads", "KV heads", "KV bytes a token", "page of 16", "lecture's formula"],
@@ -285,9 +296,9 @@ table(
             f"{m.block_bytes() / MIB:.3g} MiB",
             f"{m.block_bytes_all_heads() / MIB:.3g} MiB",
         ]
-        for m in MODELS.values()
+        for m in models
     ],
-    caption="Computed for 16-bit values. " + "; ".join(sorted({m.source for m in MODELS.values()})) + ".",
+    caption="Computed for 16-bit values. " + "; ".join(sorted({m.source for m in models})) + ".",
 )
 
 # %% [markdown]
@@ -312,9 +323,7 @@ claim(
     "page-bytes",
     ratio={f"{model}, weighed here": all_heads / weighed}
     | {
-        f"{m.name} by its shape": m.block_bytes_all_heads() / m.block_bytes()
-        for m in MODELS.values()
-        if m.name.lower() != model
+        f"{m.name} by its shape": m.block_bytes_all_heads() / m.block_bytes() for m in models if m.name.lower() != model
     },
 )
 
@@ -653,7 +662,7 @@ lecture_s = victim * 160e3 / 32e9
 megabytes = victim * 160e3 / 1e6
 print(f"the lecture's 160 KB: {megabytes:.0f} MB, {1e3 * lecture_s:.1f} ms out, {2e3 * lecture_s:.0f} ms both ways")
 rows = []
-for gpu in GPUS.values():
+for gpu in (GPUS["A100-80 SXM"], GPUS["H100 SXM"]):
     for m in (MODELS[name] for name in ("OPT-13B", "Llama-2-7B", "Llama-3.1-8B", "Qwen2.5-7B")):
         moved = victim * m.kv_bytes_per_token()
         out_s = moved / gpu.host_link_bytes_s
