@@ -67,7 +67,8 @@ def on_off(n: int, rate_on: float, on_s: float, off_s: float, seed: int = 0) -> 
     _require_count(n)
     for name, value in (("rate_on", rate_on), ("on_s", on_s), ("off_s", off_s)):
         _require_positive(name, value)
-    rng, times = random.Random(seed), []
+    rng = random.Random(seed)
+    times: list[float] = []
     now, end = 0.0, rng.expovariate(1 / on_s)  # it starts at the beginning of a burst
     while len(times) < n:
         now += rng.expovariate(rate_on)
