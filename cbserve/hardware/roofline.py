@@ -109,7 +109,7 @@ class Roofline:
 
     def __call__(self, plan: StepPlan) -> float:
         """Seconds of the step."""
-        flops, num_bytes = self._work(plan)
+        flops, num_bytes, _ = self._work(plan)
         seconds = self._seconds(flops / self._flops_s, num_bytes / self._bytes_s)
         if plan.swap_outs or plan.swap_ins:
             seconds += self._link_bytes(plan) / self._link_bytes_s
@@ -117,7 +117,7 @@ class Roofline:
 
     def of(self, plan: StepPlan) -> StepCost:
         """What the step computes, moves and takes."""
-        flops, num_bytes = self._work(plan)
+        flops, num_bytes, _ = self._work(plan)
         return StepCost(
             flops=flops,
             bytes=num_bytes,
@@ -138,16 +138,15 @@ class Roofline:
         """
         if not isinstance(count, int) or count < 1:
             raise InvalidRequestError(f"count={count!r}: must be a whole number of steps of at least 1")
-        growing = 0
-        for row in plan.rows:
-            if len(row.token_ids) != 1:
-                raise InvalidRequestError(
-                    f"row of {row.request_id!r} computes {len(row.token_ids)} tokens: a ramp is of decodes, one each"
-                )
-            growing += not row.is_padding
-        if not plan.rows or plan.copies or plan.swap_outs or plan.swap_ins:
-            raise InvalidRequestError("a ramp is of decode rows, at least one, without copies and swaps")
-        flops, num_bytes = self._work(plan)
+        rows = plan.rows
+        flops, num_bytes, num_tokens = self._work(plan)
+        if not rows or num_tokens != len(rows) or plan.copies or plan.swap_outs or plan.swap_ins:
+            raise InvalidRequestError(
+                f"a ramp is of decode rows, one token each, without copies and swaps; this plan has rows: "
+                f"{len(rows)}, tokens: {num_tokens}, copies: {len(plan.copies)}, swaps: "
+                f"{len(plan.swap_outs) + len(plan.swap_ins)}"
+            )
+        growing = len(rows) - sum([row.is_padding for row in rows])
         compute, memory = flops / self._flops_s, num_bytes / self._bytes_s
         more_compute = growing * 2 * self._pair_flops / self._flops_s  # a token more is a pair more, counted doubly
         more_memory = growing * self._kv_bytes / self._bytes_s
@@ -178,8 +177,8 @@ class Roofline:
         """Seconds that no decode step can undercut: weights and the K and V of all contexts, at the memory's peak."""
         return (self._weights_bytes + self._kv_bytes * num_context_tokens) / self.memory_bytes_s
 
-    def _work(self, plan: StepPlan) -> tuple[float, float]:
-        """(FLOPs, bytes). It runs for every step of a simulation, and most rows are decodes: they cost three look-ups.
+    def _work(self, plan: StepPlan) -> tuple[float, float, int]:
+        """(FLOPs, bytes, tokens). It runs for every step of a simulation: most rows are decodes and cost few look-ups.
 
         Token i of C after x attends to x + i, itself among them: C x + C (C + 1) / 2 pairs, doubled here to stay whole.
         A decode has 2 (x + 1) of these doubled pairs, and a chunk (C - 1) (2 x + C + 2) more.
@@ -203,7 +202,7 @@ class Roofline:
             num_bytes += self._weights_bytes
         if plan.copies:
             num_bytes += 2 * len(plan.copies) * self.block_size * self._kv_bytes
-        return flops, num_bytes
+        return flops, num_bytes, tokens
 
     def _seconds(self, compute_s: float, memory_s: float) -> float:
         longer, shorter = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)

@@ -270,9 +270,9 @@ def test_padding_rows_do_not_grow():
     ("plan", "count", "words"),
     [
         (decodes(10), 0, "count=0"),
-        (StepPlan(0, [row(0, 12)]), 3, "computes 12 tokens"),
-        (StepPlan(0), 3, "at least one"),
-        (decodes(10, copies=[(0, 1)]), 3, "without copies"),
+        (StepPlan(0, [row(0, 12)]), 3, "rows: 1, tokens: 12"),
+        (StepPlan(0), 3, "rows: 0"),
+        (decodes(10, copies=[(0, 1)]), 3, "copies: 1"),
     ],
 )
 def test_only_decodes_ramp(plan, count, words):
