@@ -99,6 +99,9 @@ class Workload:
     def __len__(self) -> int:
         return len(self.jobs)
 
+    def __repr__(self) -> str:
+        return f"Workload({self.name!r}, {len(self)} requests in {self.duration_s:.4g} s)"  # never all its jobs
+
     def requests(self, max_tokens: int | None = None) -> Iterator[Request]:
         """The jobs as requests "0", "1", ...: greedy, at most `max_tokens` new tokens (None: the engine's limit)."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)

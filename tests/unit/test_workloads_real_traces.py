@@ -61,9 +61,9 @@ def test_mooncake_synthetic_has_its_published_statistics(synthetic: Workload) ->
 def test_mooncake_prefix_hits_through_the_engines_own_index(synthetic: Workload) -> None:
     """77,740 of the 117,888 *full* blocks of 512 tokens are found in a cache that never forgets.
 
-    The engine caches full blocks only; with the partial last blocks, which Mooncake hashes too, see below. It also computes at least one token of every prompt, so that a prompt of whole blocks, all known,
-    would lose its last one; four prompts of the trace are of whole blocks, and none of them is all known: it costs
-    nothing here.
+    The engine caches full blocks only; with the partial last blocks, which Mooncake hashes too, see below. It also
+    computes at least one token of every prompt, so that a prompt of whole blocks, all known, would lose its last one;
+    four prompts of the trace are of whole blocks, and none of them is all known: the rule costs nothing here.
     """
     num_full = sum(len(job.prompt) // BLOCK_TOKENS for job in synthetic.jobs)
     kv = KVCacheManager(BlockPool(num_full, BLOCK_TOKENS), enable_prefix_caching=True)

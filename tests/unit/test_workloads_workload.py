@@ -92,8 +92,9 @@ def test_summary() -> None:
     assert empty["requests"] == 0 and math.isnan(empty["prompt_p50"]) and empty["prompt_total"] == 0
 
 
-def test_pickles() -> None:
+def test_shows_and_pickles_itself() -> None:
     workload = Workload("w", jobs(1.0, 2.0), "source", "note")
+    assert repr(workload) == "Workload('w', 2 requests in 1 s)"
     assert pickle.loads(pickle.dumps(workload)) == workload
 
 
