@@ -1,0 +1,163 @@
+"""`simulate`: a workload through the one scheduler, on a virtual clock, with a cost model in place of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cbserve.clock import VirtualClock
+from cbserve.core.batching import Batching, ContinuousBatching
+from cbserve.core.blocks import BlockPool
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.policies import Policy
+from cbserve.core.request import SamplingParams, Sequence
+from cbserve.core.scheduler import Scheduler
+from cbserve.core.stopping import StopChecker
+from cbserve.core.summary import RunFold, Summary
+from cbserve.core.trace import Event, Trace
+from cbserve.core.trace_file import TraceWriter
+from cbserve.engine import Engine
+from cbserve.executors.scripted import EOS
+from cbserve.executors.simulated import SimulatedExecutor, StepCost
+from cbserve.outputs import RequestOutput
+from cbserve.workloads.arrivals import ClosedLoop
+from cbserve.workloads.workload import Job, Workload
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came of `simulate`: `fold` has the numbers, `trace` the events (none when they were not kept)."""
+
+    trace: Trace
+    fold: RunFold
+    refused: tuple[tuple[str, str], ...]  # (request id, why) of the first few
+
+    @property
+    def summary(self) -> Summary:
+        return self.fold.summary(int(self.trace.meta["num_slots"]))
+
+    def goodput(self, **limits_s: float) -> float:
+        """Requests a second that kept every limit: `goodput(ttft=0.5, itl=0.1)`. See `RunFold.goodput`."""
+        return self.fold.goodput(limits_s)
+
+
+class _Listened(Trace):
+    """Hands every event on, and keeps it if asked to."""
+
+    def __init__(self, meta: dict[str, Any], listeners: list[Callable[[Event], None]]) -> None:
+        super().__init__(meta)
+        self._listeners = listeners
+
+    def emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+def simulate(
+    workload: Workload | ClosedLoop,
+    cost: StepCost,
+    num_blocks: int,
+    block_size: int = 16,
+    batching: Batching | None = None,
+    policy: Policy | None = None,
+    scheduler: type[Scheduler] = Scheduler,
+    enable_prefix_caching: bool = False,
+    preemption: str | Callable[[Sequence], str] = "recompute",
+    num_host_blocks: int = 0,
+    max_tokens: int | None = None,
+    max_model_len: int | None = None,
+    keep_trace: bool = True,
+    trace_path: str | Path | None = None,
+    fast_forward: bool = True,
+    progress: Callable[[RequestOutput], None] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Simulation:
+    """Serve `workload` in simulated time.
+
+    Args:
+        cost: seconds of a step, a `hardware.Roofline` for instance.
+        num_blocks, block_size: the KV pool; `kv_capacity` says how many blocks a GPU has room for.
+        batching, policy, scheduler: as for `LLM`; `scheduler` is a class, so that a learner's duties run.
+        preemption, num_host_blocks: "swap" needs a host pool.
+        max_tokens: what each request asks for at most; None: as much as the engine allows.
+        keep_trace: False: only the numbers are kept, for a million requests.
+        trace_path: write the events to this file as they happen (JSON lines; `Trace.load` reads it).
+        fast_forward: False lives through every step, for comparison, and records block tables too.
+        progress: called with each request's output when it ends.
+        meta: what the trace should know of model and device.
+
+    Raises:
+        InvalidRequestError: an argument is out of range.
+        TraceError: `trace_path` cannot be written.
+    """
+    host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
+    if preemption != "recompute" and host_pool is None:
+        raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
+    loop = workload if isinstance(workload, ClosedLoop) else None
+    lengths: dict[str, int] = {}
+    engine = Engine(
+        scheduler(
+            KVCacheManager(BlockPool(num_blocks, block_size), enable_prefix_caching, host_pool),
+            batching or ContinuousBatching(),
+            policy,
+            StopChecker([EOS], max_model_len),
+            max_model_len,
+            preemption,
+        ),
+        SimulatedExecutor(cost, lengths if loop else workload.answer_lengths),
+        VirtualClock(),
+        meta={"model": "simulated", "device": "none", **(meta or {})},
+        fast_forward=fast_forward,
+    )
+    fold, refused = RunFold(), []
+    listeners: list[Callable[[Event], None]] = [fold.add]
+    engine.trace = trace = _Listened(engine.trace.meta, listeners)
+    if keep_trace:
+        listeners.append(trace.events.append)
+    writer = TraceWriter(trace_path, trace.meta) if trace_path is not None else None
+    try:
+        if writer is not None:
+            listeners.append(writer)
+        outputs = _closed(engine, loop, lengths, max_tokens) if loop else engine.replay(workload.requests(max_tokens))
+        for output in outputs:
+            if output.error and len(refused) < 10:
+                refused.append((output.request_id, output.error))
+            if progress is not None:
+                progress(output)
+        if writer is not None:
+            writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+    return Simulation(trace, fold, tuple(refused))
+
+
+def _closed(
+    engine: Engine, loop: ClosedLoop, lengths: dict[str, int], max_tokens: int | None
+) -> Iterator[RequestOutput]:
+    """Each user asks again some time after the answer has ended."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    users: dict[str, str] = {}
+    number = 0
+
+    def ask(job: Job) -> None:
+        nonlocal number
+        request_id, number = str(number), number + 1
+        lengths[request_id], users[request_id] = job.num_output_tokens, job.client_id
+        engine.add_request(job.request(request_id, params))
+
+    try:
+        for job in loop.start():
+            ask(job)
+        while engine.has_unfinished:
+            for output in engine.step(partial=False):
+                yield output
+                del lengths[output.request_id]
+                if (job := loop.on_finish(users.pop(output.request_id), engine.clock.now())) is not None:
+                    ask(job)
+    finally:
+        engine.abort_all()
