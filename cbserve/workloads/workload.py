@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NoReturn
@@ -38,25 +38,6 @@ class Job:
     def request(self, request_id: str, params: SamplingParams) -> Request:
         """The job as an engine is asked: without the length of its answer."""
         return Request(request_id, self.prompt, params, self.arrival_s, self.priority, self.client_id, self.cache_salt)
-
-
-class AnswerLengths(Mapping[str, int]):
-    """Output tokens by request id, for the simulated executor alone. A view: a million jobs need no dict."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-
-    def __getitem__(self, request_id: str) -> int:
-        index = int(request_id) if request_id.isdecimal() else -1
-        if not 0 <= index < len(self._jobs) or request_id != str(index):
-            raise KeyError(request_id)
-        return self._jobs[index].num_output_tokens
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, range(len(self._jobs)))
 
 
 @dataclass(frozen=True)
@@ -109,9 +90,12 @@ class Workload:
             yield job.request(str(index), params)
 
     @property
-    def answer_lengths(self) -> Mapping[str, int]:
-        """Output tokens by request id. Only the simulated executor may know them."""
-        return AnswerLengths(self.jobs)
+    def answer_lengths(self) -> dict[str, int]:
+        """Output tokens by request id, made anew. Only the simulated executor may know them.
+
+        A dict, because the executor looks up every row of a step: some 130 bytes a job.
+        """
+        return {str(index): job.num_output_tokens for index, job in enumerate(self.jobs)}
 
     @property
     def duration_s(self) -> float:
