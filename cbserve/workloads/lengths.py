@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -169,22 +170,21 @@ def _require_count(name: str, value: int, least: int) -> None:
 
 
 def _sample(quantiles: tuple[tuple[float, float], ...], num_requests: int, n: int, seed: int) -> list[int]:
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
-    return [max(1, round(_quantile(quantiles, num_requests, 100 * rng.random()))) for _ in range(n)]
-
-
-def _quantile(quantiles: tuple[tuple[float, float], ...], num_requests: int, percent: float) -> float:
     """Between two quantiles: linear up to the median, above it a power law of the share that is longer (a straight line
     on log-log axes), because the tail of a table is coarse and lengths are long-tailed. The longest of n requests
-    stands
-    at a share of 1 / (n + 1)."""
+    stands at a share of 1 / (n + 1)."""
+    _require_count("n", n, 0)
+    rng = random.Random(seed)
     shortest_share = 100 / (num_requests + 1)
-    for (low, a), (high, b) in zip(quantiles, quantiles[1:], strict=False):
-        if percent > high:
-            continue
+    percents = [percent for percent, _ in quantiles]
+    longer = [math.log(max(100 - percent, shortest_share)) for percent in percents]  # log of the share that is longer
+
+    def quantile(percent: float) -> float:
+        right = max(1, bisect_left(percents, percent))
+        (low, a), (high, b) = quantiles[right - 1 : right + 1]
         if low < 50:
             return a + (b - a) * (percent - low) / (high - low)
-        share, left, right = (math.log(max(100 - p, shortest_share)) for p in (percent, low, high))
-        return a * (b / a) ** ((left - share) / (left - right))
-    return quantiles[-1][1]
+        share = math.log(max(100 - percent, shortest_share))
+        return a * math.pow(b / a, (longer[right - 1] - share) / (longer[right - 1] - longer[right]))
+
+    return [max(1, round(quantile(100 * rng.random()))) for _ in range(n)]

@@ -118,7 +118,18 @@ class Workload:
         if not self.duration_s:
             raise InvalidRequestError(f"{self.name}: {len(self)} jobs, all at once, have no rate that could be scaled")
         factor = rate / self.rate
-        jobs = [replace(job, arrival_s=job.arrival_s / factor) for job in self.jobs]
+        jobs = [  # field by field: `replace` takes five times as long, and a slider waits for this
+            Job(
+                job.arrival_s / factor,
+                job.prompt,
+                job.num_output_tokens,
+                job.priority,
+                job.client_id,
+                job.cache_salt,
+                job.session,
+            )
+            for job in self.jobs
+        ]
         return replace(self, jobs=jobs, note=_also(self.note, f"arrival times divided by {factor:.4g}"))
 
     def first(self, n: int) -> Workload:
