@@ -39,8 +39,9 @@ class Roofline:
 
     FLOPs of a row that computes C tokens after x cached ones: 2 for each weight in the layers and token,
     4 x layers x heads x head_dim x (C x + C (C + 1) / 2) for attention, and the output head once if the row samples.
-    Bytes: the weights that are multiplied with, K and V of every row's context (what attention reads), K and V of the
-    new tokens (what is written), and twice each block that is copied. A padding row costs what a decode does.
+    Bytes: the weights that are multiplied with, K and V of every row's context (what attention reads) `kv_passes` times,
+    K and V of the new tokens (what is written), and twice each block that is copied. A padding row costs what a decode
+    does.
     Not counted: activations, norms, the look-up of embeddings.
 
     Args:
@@ -54,6 +55,9 @@ class Roofline:
         dtype_bytes: of a weight.
         kv_dtype_bytes: of a value in the KV cache; None: as the weights.
         block_size: tokens of a block, for copies and swaps.
+        kv_passes: how often K and V of a context cross memory in a step. 1: a kernel reads them in place, in their
+            blocks. 3: they are gathered first, so they are read, written and read again, as the torch attention of this
+            engine does it (`kernels.paged_attention`).
         host_link_bytes_s: one direction. Swaps are carried out before the step, one after the other.
 
     Raises:
@@ -70,6 +74,7 @@ class Roofline:
     dtype_bytes: int = 2
     kv_dtype_bytes: int | None = None
     block_size: int = 16
+    kv_passes: float = 1.0
     host_link_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +89,8 @@ class Roofline:
                 raise InvalidRequestError(f"{field}={getattr(self, field)!r}: is a share of the peak, in (0, 1]")
         if not 0 <= self.overlap <= 1:
             raise InvalidRequestError(f"overlap={self.overlap!r}: must be in [0, 1]: 1 is the plain roofline")
+        if not self.kv_passes >= 1:
+            raise InvalidRequestError(f"kv_passes={self.kv_passes!r}: attention reads every context once at least")
         if not self.overhead_s >= 0:
             raise InvalidRequestError(f"overhead_s={self.overhead_s!r}: must be at least 0 seconds")
 
@@ -149,7 +156,7 @@ class Roofline:
         growing = len(rows) - sum([row.is_padding for row in rows])
         compute, memory = flops / self._flops_s, num_bytes / self._bytes_s
         more_compute = growing * 2 * self._pair_flops / self._flops_s  # a token more is a pair more, counted doubly
-        more_memory = growing * self._kv_bytes / self._bytes_s
+        more_memory = growing * self.kv_passes * self._kv_bytes / self._bytes_s
         hidden = 1 - self.overlap  # the part of the shorter one that shows
         gap, trend = compute - memory, more_compute - more_memory
         turn = count  # the first step in which the other one is longer
@@ -197,7 +204,7 @@ class Roofline:
         tokens = len(rows) + more_tokens
         double_pairs = 2 * (starts + len(rows)) + more_pairs
         flops = self._token_flops * tokens + self._pair_flops * double_pairs + self._logit_flops * (len(rows) - silent)
-        num_bytes = self._kv_bytes * (starts + 2 * tokens)  # contexts, new tokens among them, and new tokens once more
+        num_bytes = self._kv_bytes * (self.kv_passes * (starts + tokens) + tokens)  # contexts read, new tokens written
         if rows:
             num_bytes += self._weights_bytes
         if plan.copies:
