@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ from cbserve.core.trace import (
 from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
 
 logger = logging.getLogger("cbserve")
+_FREE = nullcontext()
 
 
 class interrupts_held_back:  # noqa: N801  (a context manager, called like a function)
@@ -66,6 +68,8 @@ class Executor(Protocol):
 @runtime_checkable
 class ForeseeingExecutor(Executor, Protocol):
     """One that knows beforehand what steps will take: a simulation."""
+
+    takes_steady: bool  # it follows plans whose steady rows are not told one by one
 
     def ramp(self, plan: StepPlan, most: int) -> Ramp:
         """Durations of `plan` and of at most `most` - 1 steps that differ from it in lengths only. No answer ends
@@ -102,6 +106,8 @@ class Engine:
         self.clock: Clock = clock or RealClock()
         self.debug = debug
         self._foresees = executor if isinstance(executor, ForeseeingExecutor) and fast_forward else None
+        if self._foresees and self._foresees.takes_steady:
+            scheduler.keep_cruise()
         self._meta = meta or {}
         self._builders: dict[str, OutputBuilder] = {}
         self._future: list[tuple[float, int, Request]] = []  # a heap: requests that have not arrived yet
@@ -126,6 +132,7 @@ class Engine:
             "block_size": pool.block_size,
             "prefix_caching": scheduler.kv.enable_prefix_caching,
             "clock": self.clock.kind,
+            "fast_forward": self._foresees is not None,
         }
         self.trace = Trace(meta | self._meta)
         self._last_blocked: tuple[int, str] | None = None
@@ -158,7 +165,7 @@ class Engine:
             heapq.heappush(self._future, (arrival_s, self._num_added, request))
             self._future_ids.add(request.request_id)
         else:
-            with interrupts_held_back():
+            with self._books():
                 self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
@@ -238,23 +245,27 @@ class Engine:
     def _iterate(self, partial: bool) -> tuple[StepPlan, list[RequestOutput] | None]:
         """Plan, compute, take in. The outputs are None when there was nothing to compute."""
         plan = StepPlan(-1)
-        with interrupts_held_back():
+        with self._books():
             self._let_arrive()
             if not self.scheduler.has_unfinished:
                 return plan, self._take_pending()
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
             self._record_decisions(plan, start)
-            if self._foresees and plan.rows and (ramp := self._ramp(self._foresees, plan, start)) is not None:
+            if (
+                self._foresees
+                and (plan.rows or plan.steady)
+                and (ramp := self._ramp(self._foresees, plan, start)) is not None
+            ):
                 return plan, self._fast_forward(self._foresees, plan, start, ramp, partial)
             if not self._foresees:
                 pages = self._tables.changes(plan, start, self._number(plan))
                 if pages is not None:
                     self.trace.emit(pages)
-            if not plan.rows:
+            if not plan.rows and not plan.steady:
                 return plan, None
         result = self.executor.execute(plan)
-        with interrupts_held_back():
+        with self._books():
             self.clock.advance(result.duration_s)
             end = self.clock.now()
             self._record_step(plan, start, end)
@@ -262,6 +273,10 @@ class Engine:
             if self.debug:
                 self.scheduler.check()
             return plan, self._take_pending() + outputs
+
+    def _books(self) -> AbstractContextManager[object]:
+        """Held around a change of the books. A simulation that is interrupted is thrown away."""
+        return _FREE if self._foresees else interrupts_held_back()
 
     def _ramp(self, executor: ForeseeingExecutor, plan: StepPlan, start: float) -> Ramp | None:
         """Durations of the steps that can be taken at once, from `plan` on; None when it is but one."""
@@ -278,13 +293,15 @@ class Engine:
     ) -> list[RequestOutput]:
         """Take `ramp.count` steps at once; only the last can end anything."""
         step, rows, used = self._number(plan), self._rows(plan), plan.num_used_blocks
-        self.scheduler.advance(plan, ramp.count, executor.foresee(plan, ramp.count - 1))
+        tokens = executor.foresee(plan, ramp.count - 1) if rows else []
+        self.scheduler.advance(plan, ramp.count, tokens)
         result = executor.execute(plan)
         self.clock.advance(ramp.total(ramp.count))
         end = self.clock.now()
         counts = plan.num_waiting, plan.num_running, used, 0, plan.num_evictions, 0
         last_used = self.scheduler.kv.pool.num_used
-        self.trace.emit(StepEvent(step, start, end, rows, *counts, ramp.count, ramp.segments, last_used))
+        num_steady = plan.steady.num_rows if plan.steady else 0
+        self.trace.emit(StepEvent(step, start, end, rows, *counts, ramp.count, ramp.segments, last_used, num_steady))
         self._last_step = step + ramp.count - 1
         outputs = self._record(self.scheduler.update(plan, result, end), self._last_step, partial)
         if self.debug:
@@ -427,6 +444,7 @@ class Engine:
             StepEvent(
                 self._last_step, start, end, self._rows(plan), plan.num_waiting, plan.num_running,
                 plan.num_used_blocks, len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
+                num_steady=plan.steady.num_rows if plan.steady else 0,
             )
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from cbserve.core.request import FinishReason, Request, Sequence
@@ -57,7 +58,7 @@ class RequestOutput:
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: SequenceOf[int]
     outputs: list[CompletionOutput]
     finished: bool
     usage: Usage
@@ -102,7 +103,8 @@ class OutputBuilder:
             sum(len(output.token_ids) for output in outputs),
             sum(seq.num_preemptions for seq in self.samples.values()),
         )
-        prompt = list(self.request.prompt_token_ids)
+        prompt = self.request.prompt_token_ids
+        prompt = list(prompt) if isinstance(prompt, list) else prompt  # what nobody can change need not be copied
         return RequestOutput(self.request.request_id, prompt, outputs, self.finished, usage, self.times)
 
 
@@ -111,4 +113,4 @@ def refused_output(request: Request, now_s: float, message: str) -> RequestOutpu
     outputs = [CompletionOutput(index, finish_reason=FinishReason.ERROR) for index in range(request.params.n)]
     usage = Usage(len(request.prompt_token_ids), 0)
     times = Times(now_s, finished_s=now_s)
-    return RequestOutput(request.request_id, list(request.prompt_token_ids), outputs, True, usage, times, error=message)
+    return RequestOutput(request.request_id, request.prompt_token_ids, outputs, True, usage, times, error=message)

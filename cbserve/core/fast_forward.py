@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from cbserve.core.duties import Duties
-from cbserve.core.plan import StepPlan
-from cbserve.core.policies import Policy
+from cbserve.core.cruise import Cruise
+from cbserve.core.duties import Duties, Step
+from cbserve.core.plan import Steady, StepPlan
+from cbserve.core.policies import Policy, Priority
 from cbserve.core.request import Sequence
 
 # Why the first in the queue waits, when one more token for everybody who runs cannot change it.
@@ -19,10 +20,12 @@ _LASTING = frozenset({"no_slots", "no_blocks", "no_budget", "batch_running"})
 class FastForward(Duties):
     """`horizon` and `advance`; the trace of a run is the same with and without them."""
 
+    cruise: Cruise | None
     held: dict[int, Sequence]
     _by_id: dict[int, Sequence]
     _step: int
     _prefill_streak: int
+    _skipped: bool
     _num_evictions: int
 
     def horizon(self, plan: StepPlan) -> int:
@@ -31,13 +34,9 @@ class FastForward(Duties):
         Answers may end sooner, by an EOS: only the executor knows. A sequence that ends by its length does so in the
         last of these iterations. Duties that a learner wrote may decide anything, so they are asked every time.
         """
-        if not plan.rows or plan.admissions or plan.preemptions or plan.copies or plan.swap_outs or plan.swap_ins:
-            return 1
-        if not self._decides_by_itself or self.held:
-            return 1
-        if len(self.policy) and (
-            plan.blocked is None or plan.blocked.reason.code not in _LASTING or self.policy.may_displace
-        ):
+        if plan.steady is not None and not plan.rows and self.cruise is not None:
+            return self._horizon_of(self.cruise, plan) if self._lasts(plan) else 1
+        if not plan.rows or plan.steady is not None or not self._lasts(plan):
             return 1
         steps, num_rows = 2**62, 0
         growing: list[int] = []  # tokens that the last block of each row still takes
@@ -66,6 +65,9 @@ class FastForward(Duties):
             count: at most `horizon(plan)`.
             sampled: for each row of the plan, the count - 1 tokens that it was given.
         """
+        if plan.steady is not None and self.cruise is not None:
+            self._advance(self.cruise, plan, count)
+            return
         steps, size = count - 1, self.kv.block_size
         due: list[tuple[int, int, int, Sequence]] = []  # a block is needed or full: (step, phase, row, sequence)
         publishes = self.kv.enable_prefix_caching
@@ -100,6 +102,98 @@ class FastForward(Duties):
         self._prefill_streak = 0
         self._count_evictions(plan)
 
+    # ---- the group of those that decode in every step -----------------------------------------------------------
+
+    def keep_cruise(self) -> None:
+        """From now on, tell sequences that decode in every step as one group (`StepPlan.steady`), where the order among
+        them is fixed and no duty is a learner's. The executor must know of it."""
+        policy = type(self.policy)
+        orders_by_fixed_key = policy.key in (Policy.key, Priority.key) and (policy.order, policy.victim) == (
+            Policy.order,
+            Policy.victim,
+        )
+        if (
+            self._decides_by_itself and orders_by_fixed_key and policy.served is Policy.served
+            and not self.policy.may_displace and self.batching.mixed and not self.batching.keeps_finished
+        ):  # fmt: skip
+            self.cruise = Cruise(self.kv.block_size, self.kv.enable_prefix_caching)
+
+    def _cruise(self, cruise: Cruise, step: Step) -> None:
+        """Let the group take its step, and all who decode join it; or break it up for this step, where somebody may
+        have to yield or wait."""
+        members, policy = cruise.members, self.policy
+        loose = [seq for seq in self.running if seq.seq_id not in members]
+        prefilling = [seq for seq in loose if seq.is_prefilling]
+        if not self._skipped and all(map(_may_cruise, loose)):
+            for seq in loose:
+                if not seq.is_prefilling:
+                    cruise.join(seq, len(self.kv.tables[seq.seq_id]), (policy.key(seq), seq.seq_id))
+            if not members or cruise.latest is None:
+                return
+            free = self.kv.num_free_blocks - cruise.num_needing_blocks(cruise.step + 1)
+            for seq in prefilling:
+                most = seq.num_computed_tokens + min(step.budget, seq.num_tokens - seq.num_computed_tokens)
+                free -= self.kv.blocks_needed(seq, most)
+                if (policy.key(seq), seq.seq_id) < cruise.latest:
+                    free = -1  # it comes before decodes, and may leave them no budget
+            if free >= 0 and len(members) <= step.budget:
+                self._grow_members(cruise)
+                step.budget_left -= len(members)
+                joined, left = cruise.take_changes()
+                step.plan.steady = Steady(
+                    cruise.step, len(members), cruise.context_len,
+                    tuple((m.seq.seq_id, m.seq.request.request_id, m.num_given) for m in joined), tuple(left),
+                )  # fmt: skip
+                return
+        for member in list(members.values()):
+            cruise.leave(member.seq)
+
+    def _grow_members(self, cruise: Cruise) -> None:
+        for member in cruise.begin_step():
+            self.kv.extend(member.seq)
+
+    def _publish(self, cruise: Cruise) -> list[int]:
+        """Blocks of members that have become findable with the step that was computed."""
+        return [block for member in cruise.end_step() for block in self.kv.step_done(member.seq)]
+
+    def _horizon_of(self, cruise: Cruise, plan: StepPlan) -> int:
+        steps, free = cruise.steps_left(), self.kv.num_free_blocks
+        if self._waits_for_blocks(plan):
+            steps = min(steps, 1 + cruise.fills_at(steps))
+        if rounds := free // len(cruise):  # in `block_size` steps everybody takes one block
+            return min(steps, rounds * self.kv.block_size)
+        for ahead in range(1, min(steps, self.kv.block_size)):
+            free -= cruise.num_needing_blocks(cruise.step + ahead)
+            if free < 0:
+                return ahead
+        return min(steps, self.kv.block_size)
+
+    def _advance(self, cruise: Cruise, plan: StepPlan, count: int) -> None:
+        for _ in range(count - 1):
+            if self.kv.enable_prefix_caching:
+                self._publish(cruise)
+            self._grow_members(cruise)
+        plan.steady = Steady(cruise.step, len(cruise), cruise.context_len)
+        self._step += count - 1
+        self._count_evictions(plan)
+
+    # ---- what lasts ---------------------------------------------------------------------------------------------
+
+    def _lasts(self, plan: StepPlan) -> bool:
+        """Nothing was decided in this step that another token for everybody could change."""
+        if plan.admissions or plan.preemptions or plan.copies or plan.swap_outs or plan.swap_ins:
+            return False
+        if not self._decides_by_itself or self.held:
+            return False
+        if not len(self.policy):
+            return True
+        return plan.blocked is not None and plan.blocked.reason.code in _LASTING and not self.policy.may_displace
+
+    def _waits_for_blocks(self, plan: StepPlan) -> bool:
+        """The first in the queue may find more of its prefix as soon as somebody fills a block."""
+        codes = ("no_blocks", "no_budget")
+        return self.kv.enable_prefix_caching and plan.blocked is not None and plan.blocked.reason.code in codes
+
     def _count_evictions(self, plan: StepPlan) -> None:
         """Cached blocks that lost their content to others since this was called last are those of `plan`."""
         pool = self.kv.pool
@@ -122,3 +216,9 @@ class FastForward(Duties):
 
 
 _DUTIES = ("retire", "admit", "displace", "grow", "blocked", "num_new_tokens", "most_blocks")
+
+
+def _may_cruise(seq: Sequence) -> bool:
+    """Each of its steps gives one token that only the executor or its length can make the last."""
+    params = seq.request.params
+    return params.n == 1 and not params.stop and not params.stop_token_ids

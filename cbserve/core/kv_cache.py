@@ -104,6 +104,14 @@ class KVCacheManager:
         self.tables.setdefault(seq.seq_id, table).extend(blocks)
         return copies
 
+    def extend(self, seq: Sequence) -> None:
+        """One block more for a `seq` whose table is full, so that its next token goes into a block of its own.
+
+        Raises:
+            NoFreeBlocksError: nothing was changed.
+        """
+        self.tables[seq.seq_id] += self.pool.allocate(1)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Give `child` the same blocks as `parent`; a shared block is copied when one of them writes into it."""
         table = self.tables[parent.seq_id]

@@ -86,6 +86,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Steady:
+    """Rows that are not told one by one: decodes that were in the step before and go on, one token each.
+
+    Only a simulating executor is given any. It hears who joins and who leaves.
+    """
+
+    step: int  # counts the steps of the group
+    num_rows: int
+    context_len: int  # tokens in the KV cache after this step, of all of them together
+    joined: tuple[tuple[int, str, int], ...] = ()  # (seq_id, request_id, tokens that its answer has already)
+    left: tuple[int, ...] = ()  # seq_ids
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     seq_id: int
     request_id: str
@@ -137,10 +151,17 @@ class StepPlan:
     num_used_blocks: int = 0
     num_evictions: int = 0  # cached blocks that lost their content to others since the last plan
     evicted: list[int] = field(default_factory=list)  # which ones
+    steady: Steady | None = None  # further rows, see there
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        """Tokens that the step computes."""
+        return sum(len(row.token_ids) for row in self.rows) + (self.steady.num_rows if self.steady else 0)
+
+    @property
+    def context_len(self) -> int:
+        """Tokens whose K and V attention reads, of all rows together."""
+        return sum(row.end for row in self.rows) + (self.steady.context_len if self.steady else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +224,11 @@ class StepResult:
         logprobs: for each row, for each sample, {token id: log-probability}; None if nobody asked.
         duration_s: how long the step took, in seconds (measured, or from a cost model).
         completions: keys of things that ended outside a step (a swap-in, a KV transfer).
+        ended: which of the plan's steady rows end with this step: seq_id -> the token that says so.
     """
 
     sampled: list[SequenceOf[int]]
     logprobs: list[list[dict[int, float]] | None] | None = None
     duration_s: float = 0.0
     completions: tuple[str, ...] = ()
+    ended: Mapping[int, int] = field(default_factory=dict)

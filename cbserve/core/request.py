@@ -221,13 +221,13 @@ class Sequence:
         """True while tokens known at admission (the prompt; after a preemption also earlier output) lack K and V."""
         return self.num_computed_tokens < self.admission_tokens
 
-    def tokens(self, start: int, stop: int) -> list[int]:
-        """Token ids at positions start..stop-1, of prompt and output together."""
+    def tokens(self, start: int, stop: int) -> SequenceOf[int]:
+        """Token ids at positions start..stop-1, of prompt and output together. A lazy prompt gives a lazy part."""
         prompt, n = self.request.prompt_token_ids, self.num_prompt_tokens
         if start >= n:
             return self.output_token_ids[start - n : stop - n]
-        head = list(prompt[start : min(stop, n)])
-        return head + self.output_token_ids[: stop - n] if stop > n else head
+        head = prompt[start : min(stop, n)]
+        return [*head, *self.output_token_ids[: stop - n]] if stop > n else head
 
     def __repr__(self) -> str:
         return (

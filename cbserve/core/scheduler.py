@@ -13,6 +13,7 @@ from typing import Any
 from cbserve.core import batching as duty
 from cbserve.core.batching import Batching, ContinuousBatching
 from cbserve.core.blocks import Lease
+from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Step
 from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
 from cbserve.core.fast_forward import FastForward
@@ -106,6 +107,8 @@ class Scheduler(FastForward):
         self._step = 0
         self._prefill_streak = 0
         self._num_evictions = 0
+        self.cruise: Cruise | None = None
+        self._skipped = False  # a decode got no row in the last step, for want of budget
 
     # ---- requests in and out ------------------------------------------------------------------------------------
 
@@ -160,6 +163,8 @@ class Scheduler(FastForward):
         """Plan one iteration."""
         plan, budget = StepPlan(self._step), self.batching.max_num_batched_tokens or UNLIMITED
         step = Step(plan, now_s, budget, budget, was_idle=not (self.running or self.padding))
+        if self.cruise is not None:
+            self._cruise(self.cruise, step)
         decodes_wait = any(not seq.is_prefilling for seq in self.running)
         for name in self.batching.duties(self._prefill_streak if decodes_wait else 0):
             if name == duty.DISPLACE:
@@ -184,6 +189,14 @@ class Scheduler(FastForward):
                 f"the executor answered {len(result.sampled)} rows of {len(plan.rows)}; one answer a row"
             )
         changed = StepUpdate()
+        if plan.steady is not None and self.cruise is not None:
+            changed.published += self._publish(self.cruise)
+            for member in self.cruise.ending(result.ended):
+                self.cruise.leave(member.seq)
+                if (last := result.ended.get(member.seq.seq_id)) is not None:
+                    member.seq.output_token_ids[-1] = last
+                self.stop_checker.check(member.seq)
+                changed.finished.append(member.seq)
         logprobs = result.logprobs or [None] * len(plan.rows)
         for row, sampled, row_logprobs in zip(plan.rows, result.sampled, logprobs, strict=True):
             seq = self._by_id.get(row.seq_id)
@@ -207,14 +220,17 @@ class Scheduler(FastForward):
             self.policy.served(seq, len(row.token_ids))
         for key in result.completions:
             self.complete(key)
-        for seq in list(_each("retire", self.retire())):
-            changed.left += self._retire(seq)
+        if changed.finished or self.cruise is None:  # its own duty names only those that have just finished
+            for seq in list(_each("retire", self.retire())):
+                changed.left += self._retire(seq)
         return changed
 
     # ---- carrying decisions out ---------------------------------------------------------------------------------
 
     def _grow_all(self, name: str, step: Step) -> None:
-        for seq in self.policy.order(self.running):  # most urgent first, so that victims are not yet in the step
+        steady = self.cruise.members if self.cruise is not None else ()
+        loose = [seq for seq in self.running if seq.seq_id not in steady] if steady else self.running
+        for seq in self.policy.order(loose):  # most urgent first, so that victims are not yet in the step
             if seq.state is not SequenceState.RUNNING or seq.seq_id in step.rows:
                 continue
             if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (
@@ -343,11 +359,13 @@ class Scheduler(FastForward):
             plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
         plan.rows = [*step.rows.values(), *(padding.row for padding in self.padding)] if step.rows else []
         plan.copies = [pair for pairs in step.copies.values() for pair in pairs]
+        if self.cruise is not None and plan.steady is None:
+            self._skipped = any(not s.is_prefilling and s.seq_id not in step.rows for s in self.running)
         plan.num_waiting = len(self.policy) + len(self.held)
         plan.num_running = len(self.running)
         plan.num_used_blocks = self.kv.pool.num_used
         self._count_evictions(plan)
-        if plan.rows:
+        if plan.rows or plan.steady:
             self._step += 1
         return plan
 
@@ -384,6 +402,8 @@ class Scheduler(FastForward):
         Returns the (sequence, slot) pairs that became free.
         """
         left: list[tuple[Sequence, int]] = []
+        if self.cruise is not None and seq.seq_id in self.cruise.members:
+            self.cruise.leave(seq)
         self.policy.remove(seq)
         self.held.pop(seq.seq_id, None)
         if seq in self.running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
 
 @dataclass(slots=True)
 class _Live:
-    """A sequence that has not ended: what is known of its tokens so far."""
+    """A sequence that has not ended: what is known of its tokens, up to the step that told it last."""
 
     arrival_s: float
     admitted_s: float
@@ -83,6 +84,7 @@ class _Live:
     last_s: float = math.nan
     longest_gap_s: float = 0.0
     num_tokens: int = 0
+    told: int = -1  # how many steps with steady rows there had been; it may be one of those since then
 
 
 @dataclass(slots=True)
@@ -118,6 +120,8 @@ class RunFold:
     _gaps_s: array[float] = field(default_factory=lambda: array("d"))
     _gap_counts: array[int] = field(default_factory=lambda: array("q"))
     _last_end_s: float = 0.0
+    _peaks: list[tuple[int, float]] = field(default_factory=list)  # gaps of steady rows: (event, gap), falling
+    _num_steady_events: int = 0  # in a row; a step without any ends them
 
     def add(self, event: Event) -> None:
         if isinstance(event, StepEvent):
@@ -141,21 +145,31 @@ class RunFold:
             )
         elif isinstance(event, Preempted):
             self.num_preemptions += 1
+            self._catch_up(self._live[event.seq_id])
         elif isinstance(event, Refused):
             self.num_refused += 1
             self._arrivals.pop(event.request_id, None)
 
     def _add_step(self, step: StepEvent) -> None:
-        count, live = step.count, self._live
-        if count > 1:
-            ramp = Ramp(step.ramp)
-            durations = list(ramp.durations())
-            first_end = step.start_s + durations[0]
-            longest = max(durations[1:])
+        count, live, num_steady = step.count, self._live, step.num_steady
+        durations = list(Ramp(step.ramp).durations()) if count > 1 else [step.end_s - step.start_s]
+        first_end = step.start_s + durations[0] if count > 1 else step.end_s
+        longest = max(durations[1:], default=0.0)
+        if self._num_steady_events:
+            for row in step.rows:
+                if row.kind != "padding":
+                    self._catch_up(live[row.seq_id])
+        if num_steady:
+            gap = first_end - self._last_end_s
+            self._num_steady_events += 1
+            self._peak(max(gap, longest))
         else:
-            first_end, longest = step.end_s, 0.0
-        gaps: dict[float, int] = {}
-        sampled = padding = occupied = 0
+            gap = 0.0
+            self._num_steady_events = 0
+            self._peaks.clear()
+        gaps: dict[float, int] = {gap: num_steady} if num_steady else {}
+        sampled = occupied = num_steady
+        padding = 0
         for row in step.rows:
             if row.kind == "padding":
                 padding += 1
@@ -177,6 +191,7 @@ class RunFold:
                 sequence.longest_gap_s = longest
             sequence.last_s = step.end_s
             sequence.num_tokens += count
+            sequence.told = self._num_steady_events
         self._gaps_s.extend(gaps)
         self._gap_counts.extend(gaps.values())
         if count > 1 and sampled:
@@ -184,7 +199,7 @@ class RunFold:
             self._gap_counts.extend([sampled] * (count - 1))
         self.num_steps += count
         self.num_output_tokens += sampled * count
-        self._num_rows += len(step.rows) * count
+        self._num_rows += (len(step.rows) + num_steady) * count
         self._num_padding += padding * count
         self._num_occupied += occupied * count
         self._last_end_s = self.end_s = step.end_s
@@ -192,6 +207,19 @@ class RunFold:
         last_used = max(step.num_used_blocks, step.last_used_blocks)
         self.used_block_s += (step.num_used_blocks + last_used) / 2 * (step.end_s - step.start_s)
         self.peak_used_blocks = max(self.peak_used_blocks, last_used)
+
+    def _peak(self, gap: float) -> None:
+        """Keep only gaps that no later one exceeds: the longest since any event is then the first one behind it."""
+        while self._peaks and self._peaks[-1][1] <= gap:
+            self._peaks.pop()
+        self._peaks.append((self._num_steady_events, gap))
+
+    def _catch_up(self, sequence: _Live) -> None:
+        """It was among the steady rows of every step since it was told, if there were any."""
+        if sequence.num_tokens and 0 <= sequence.told < self._num_steady_events:
+            index = bisect_right(self._peaks, sequence.told, key=lambda peak: peak[0])
+            sequence.longest_gap_s = max(sequence.longest_gap_s, self._peaks[index][1])
+            sequence.last_s = self._last_end_s
 
     def _add_end(self, event: Finished) -> None:
         sequence = self._live.pop(event.seq_id, None)
@@ -201,7 +229,8 @@ class RunFold:
             del self._open[event.request_id], self._arrivals[event.request_id]
         if sequence is None:  # aborted while it waited
             sequence = _Live(arrival, math.nan)
-        tokens = sequence.num_tokens
+        self._catch_up(sequence)
+        tokens = event.num_output_tokens
         self.ttft_s.append(sequence.first_s - arrival)
         self.tpot_s.append((sequence.last_s - sequence.first_s) / (tokens - 1) if tokens > 1 else math.nan)
         self.e2e_s.append(event.time_s - arrival)

@@ -9,7 +9,7 @@
 | `preempted` | time_s, step, request_id, seq_id, slot, cause, reason, how, num_computed_tokens, num_blocks | yields |
 | `pages` | time_s, step, released, grown, swapped_out, evicted, findable | block tables or findable blocks changed |
 | `step` | step, start_s, end_s, rows, num_waiting, num_running, num_used_blocks, num_copies, num_evictions, \
-num_swaps, count, ramp, last_used_blocks | an iteration was computed; or `count` that differ in lengths only |
+num_swaps, count, ramp, last_used_blocks, num_steady | one iteration, or `count` that differ in lengths only |
 | `forked` | time_s, step, request_id, seq_id, parent_id, sample_index, slot | the prefill of n samples ended |
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
 | `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static: after `finished`) |
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from math import isclose
 from pathlib import Path
@@ -146,6 +146,7 @@ class StepEvent(Event):
     count: int = 1  # so many steps in a row that differ in lengths only, the first of them told here
     ramp: tuple[tuple[int, float, float], ...] = ()  # their durations, as `core.plan.Ramp` has them
     last_used_blocks: int = 0  # with the last of them, when there are several
+    num_steady: int = 0  # further rows: they gave a token in the step before, and each gives one more in every step
 
     def ends(self) -> Iterator[float]:
         """When each of the `count` steps ended."""
@@ -224,8 +225,10 @@ EVENT_TYPES: dict[str, type[Event]] = {
 class Trace:
     """Events of one run in order, and what it ran on.
 
+    `events` is what was recorded, spans of steps as one; iterating gives single steps.
+
     `meta` holds: batching, policy (their reprs), num_slots, num_blocks, block_size, max_num_batched_tokens, model,
-    device, and `clock`: "measured" (a real clock) or "simulated" (a virtual one).
+    device, fast_forward (steps may be spans), and `clock`: "measured" (a real clock) or "simulated" (a virtual one).
     """
 
     meta: dict[str, Any] = field(default_factory=dict)
@@ -235,12 +238,8 @@ class Trace:
         self.events.append(event)
 
     def __iter__(self) -> Iterator[Event]:
-        """Every event in order; steps that were recorded at once come one by one."""
-        for event in self.events:
-            if isinstance(event, StepEvent) and event.count > 1:
-                yield from event.singly(int(self.meta["block_size"]))
-            else:
-                yield event
+        """Every event in order. Steps that were recorded at once come one by one, with all of their rows."""
+        return _one_by_one(self.events, self.meta["block_size"]) if self.meta.get("fast_forward") else iter(self.events)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -312,7 +311,36 @@ class Trace:
                 return f"event {index}: {mine} against {theirs}"
             for f in fields(mine):
                 a, b = getattr(mine, f.name), getattr(theirs, f.name)
-                same = isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12) if f.name.endswith("_s") else a == b
+                close = f.name.endswith("_s") and isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12)
+                same = close or a == b or _in_any_order(a) == _in_any_order(b)
                 if not same:
                     return f"event {index} ({mine.type}), {f.name}: {a!r} against {b!r}"
         return None
+
+
+def _one_by_one(events: list[Event], block_size: int) -> Iterator[Event]:
+    """Raises TraceError when a step counts steady rows that no step before it has told."""
+    going: dict[int, StepRow] = {}  # rows that gave a token in the last step
+    for event in events:
+        if isinstance(event, StepEvent):
+            steady = [
+                row._replace(kind="decode", num_tokens=1, context_len=row.context_len + 1) for row in going.values()
+            ]
+            if event.num_steady and event.num_steady != len(steady):
+                raise TraceError(
+                    f"step {event.step}: {event.num_steady} steady rows, {len(steady)} are known; save again"
+                )
+            rows = (*steady, *event.rows) if event.num_steady else event.rows
+            single = event
+            for single in replace(event, rows=rows, num_steady=0).singly(block_size):
+                yield single
+            going = {row.seq_id: row for row in single.rows if row.num_sampled and row.kind != "padding"}
+        else:
+            if isinstance(event, Preempted | Finished):
+                going.pop(event.seq_id, None)
+            yield event
+
+
+def _in_any_order(value: Any) -> Any:
+    """Rows of a step are a set: in which order they were computed decides nothing."""
+    return sorted(value) if isinstance(value, tuple) and value and isinstance(value[0], StepRow) else value

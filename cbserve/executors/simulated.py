@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cbserve.core.plan import Ramp, Row, StepPlan, StepResult
+from cbserve.core.plan import Ramp, Row, Steady, StepPlan, StepResult
 from cbserve.executors.scripted import EOS
 
 
 class StepCost(Protocol):
-    """Seconds of a step; `hardware.Roofline` is one."""
+    """Seconds of a step; `hardware.Roofline` is one.
+
+    One that counts `plan.steady` too, by `plan.num_tokens` and `plan.context_len` for instance, says so with an
+    attribute `takes_steady = True`, and is asked for much smaller plans then.
+    """
 
     def __call__(self, plan: StepPlan) -> float: ...
 
@@ -31,10 +36,17 @@ class SimulatedExecutor:
     def __init__(self, cost: StepCost, lengths: Mapping[str, int]) -> None:
         self.cost = cost
         self.lengths = lengths
+        self.takes_steady = getattr(cost, "takes_steady", False)
+        self._followed: Steady | None = None
+        self._ends: dict[int, int] = {}  # of the steady: seq_id -> the group's step that ends it
+        self._next: list[tuple[int, int]] = []  # a heap of the same; those that left stay until they surface
 
     def execute(self, plan: StepPlan) -> StepResult:
         sampled = [self._sampled(row) if row.num_samples else [] for row in plan.rows]
-        return StepResult(sampled, duration_s=self.cost(plan))
+        result = StepResult(sampled, duration_s=self.cost(plan))
+        if plan.steady is not None:
+            result.ended = self._ended(plan.steady)
+        return result
 
     def ramp(self, plan: StepPlan, most: int) -> Ramp:
         """See `engine.ForeseeingExecutor`."""
@@ -43,6 +55,8 @@ class SimulatedExecutor:
             left = lengths.get(row.request_id, 2**62) - (row.end - row.num_prompt_tokens)
             if left < most and not row.is_padding:
                 most = left
+        if plan.steady is not None:
+            most = min(most, self._next_end(plan.steady) - plan.steady.step + 1)
         return self.cost.ramp(plan, max(1, most))
 
     def foresee(self, plan: StepPlan, count: int) -> list[Sequence[int]]:
@@ -50,6 +64,31 @@ class SimulatedExecutor:
         return [
             () if row.is_padding else range(row.token_ids[-1] + 1, row.token_ids[-1] + 1 + count) for row in plan.rows
         ]
+
+    def _follow(self, steady: Steady) -> None:
+        if steady is self._followed:
+            return
+        self._followed = steady
+        for seq_id in steady.left:
+            self._ends.pop(seq_id, None)
+        for seq_id, request_id, num_given in steady.joined:
+            if (length := self.lengths.get(request_id)) is not None:
+                end = self._ends[seq_id] = steady.step + max(0, length - num_given - 1)
+                heapq.heappush(self._next, (end, seq_id))
+
+    def _next_end(self, steady: Steady) -> int:
+        self._follow(steady)
+        while self._next and self._ends.get(self._next[0][1]) != self._next[0][0]:
+            heapq.heappop(self._next)
+        return self._next[0][0] if self._next else 2**62
+
+    def _ended(self, steady: Steady) -> dict[int, int]:
+        ended = {}
+        while self._next_end(steady) <= steady.step:
+            seq_id = heapq.heappop(self._next)[1]
+            del self._ends[seq_id]
+            ended[seq_id] = EOS
+        return ended
 
     def _sampled(self, row: Row) -> list[int]:
         ends = row.end - row.num_prompt_tokens + 1 >= self.lengths.get(row.request_id, 2**62)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import Ramp, StepPlan
@@ -76,6 +76,8 @@ class Roofline:
     block_size: int = 16
     kv_passes: float = 1.0
     host_link_bytes_s: float | None = None
+
+    takes_steady: ClassVar[bool] = True  # see executors.simulated.StepCost
 
     def __post_init__(self) -> None:
         for field in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
@@ -145,15 +147,15 @@ class Roofline:
         """
         if not isinstance(count, int) or count < 1:
             raise InvalidRequestError(f"count={count!r}: must be a whole number of steps of at least 1")
-        rows = plan.rows
+        num_rows = len(plan.rows) + (plan.steady.num_rows if plan.steady else 0)
         flops, num_bytes, num_tokens = self._work(plan)
-        if not rows or num_tokens != len(rows) or plan.copies or plan.swap_outs or plan.swap_ins:
+        if not num_rows or num_tokens != num_rows or plan.copies or plan.swap_outs or plan.swap_ins:
             raise InvalidRequestError(
                 f"a ramp is of decode rows, one token each, without copies and swaps; this plan has rows: "
-                f"{len(rows)}, tokens: {num_tokens}, copies: {len(plan.copies)}, swaps: "
+                f"{num_rows}, tokens: {num_tokens}, copies: {len(plan.copies)}, swaps: "
                 f"{len(plan.swap_outs) + len(plan.swap_ins)}"
             )
-        growing = len(rows) - sum([row.is_padding for row in rows])
+        growing = num_rows - sum([row.is_padding for row in plan.rows])
         compute, memory = flops / self._flops_s, num_bytes / self._bytes_s
         more_compute = growing * 2 * self._pair_flops / self._flops_s  # a token more is a pair more, counted doubly
         more_memory = growing * self.kv_passes * self._kv_bytes / self._bytes_s
@@ -201,11 +203,15 @@ class Roofline:
                 more_pairs += (count - 1) * (2 * start + count + 2)
             if not row.num_samples and not row.is_padding:
                 silent += 1
-        tokens = len(rows) + more_tokens
-        double_pairs = 2 * (starts + len(rows)) + more_pairs
-        flops = self._token_flops * tokens + self._pair_flops * double_pairs + self._logit_flops * (len(rows) - silent)
+        num_rows = len(rows)
+        if (steady := plan.steady) is not None:
+            num_rows += steady.num_rows
+            starts += steady.context_len - steady.num_rows
+        tokens = num_rows + more_tokens
+        double_pairs = 2 * (starts + num_rows) + more_pairs
+        flops = self._token_flops * tokens + self._pair_flops * double_pairs + self._logit_flops * (num_rows - silent)
         num_bytes = self._kv_bytes * (self.kv_passes * (starts + tokens) + tokens)  # contexts read, new tokens written
-        if rows:
+        if num_rows:
             num_bytes += self._weights_bytes
         if plan.copies:
             num_bytes += 2 * len(plan.copies) * self.block_size * self._kv_bytes

@@ -37,12 +37,14 @@ class KinkedCost:
     def seconds(self, tokens: int, context: int) -> float:
         return max(self.floor_s, self.per_token_s * tokens + self.per_context_s * context)
 
+    takes_steady: bool = True
+
     def __call__(self, plan: StepPlan) -> float:
-        return self.seconds(plan.num_tokens, sum(row.end for row in plan.rows))
+        return self.seconds(plan.num_tokens, plan.context_len)
 
     def ramp(self, plan: StepPlan, count: int) -> Ramp:
-        growing = sum(not row.is_padding for row in plan.rows)
-        tokens, context = plan.num_tokens, sum(row.end for row in plan.rows)
+        growing = plan.num_tokens - sum(row.is_padding for row in plan.rows)
+        tokens, context = plan.num_tokens, plan.context_len
         flat = (self.floor_s - self.per_token_s * tokens) / self.per_context_s  # no kink below this context
         num_flat = min(count, max(0, math.floor((flat - context) / growing) + 1))
         rest = self.seconds(tokens, context + growing * num_flat)
