@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
 from cbserve import __version__, bootstrap
+from cbserve.calibrating import cli as calibrating_cli
 from cbserve.errors import CBServeError
 
 #: Commands that make their environment first and pass unknown arguments on: name -> (profile, help).
@@ -96,6 +97,11 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+    calibrate = command("calibrate", calibrating_cli.run_calibrate, calibrating_cli.CALIBRATE)
+    calibrating_cli.add_calibrate_arguments(calibrate)
+    twin = command("twin", calibrating_cli.run_twin, calibrating_cli.TWIN)
+    calibrating_cli.add_twin_arguments(twin)
     return parser
 
 

@@ -1,0 +1,204 @@
+"""`cbserve calibrate` and `cbserve twin`: their arguments, and what they print. Imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbserve.errors import CBServeError
+
+if TYPE_CHECKING:
+    from cbserve.calibrating.measured_run import Agreement
+    from cbserve.calibration import Calibration
+    from cbserve.llm import LLM
+    from cbserve.viz.table import Table
+
+CALIBRATE = "measure what a step costs on this machine, or fit a run of another engine"
+TWIN = "predict a run on this machine, run it, and compare"
+_HEADER = ("", "measured", "predicted", "error", "target", "kept")
+
+
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument("--from", dest="requests", metavar="REQUESTS.jsonl", help="fit this run of vLLM instead")
+    parser.add_argument("--meta", metavar="META.json", help="its settings; default: the file beside it")
+    parser.add_argument("--timeseries", metavar="CSV", help="its state over time; default: the file beside it, if any")
+    parser.add_argument("--gpu", help="with --from: a GPU of the table in place of the one in META.json")
+    parser.add_argument(
+        "--clock", choices=["arrival_time", "queued_ts"], default="arrival_time",
+        help="with --from: when a request arrives: as the client sent it (the default), or as the engine queued it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--constants",
+        metavar="FILE",
+        help="with --from: compare with these constants, as --out wrote them; fit nothing",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the calibration here, not into the cache folder")
+    parser.add_argument("--charts", metavar="FOLDER", help="with --from: write running, waiting and KV use as SVG")
+
+
+def add_twin_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--requests", type=int, default=40, help="default 40")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, help="requests a second; default: 60 %% of what the machine could serve")
+    parser.add_argument("--slots", type=int, default=8, help="sequences that run at a time, default 8")
+    parser.add_argument("--chunk", type=int, default=256, help="token budget of a step, default 256")
+    parser.add_argument("--repeat", type=int, default=1, help="run so often and compare with the median")
+    parser.add_argument("--calibrate", action="store_true", help="measure the machine anew, whatever there is")
+    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument("--out", metavar="FILE.svg", help="write the picture")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="default: smollm2-135m (with --from: the model in META.json)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    if options.requests:
+        return _calibrate_from(options)
+    for name in ("meta", "timeseries", "gpu", "constants", "charts"):
+        if getattr(options, name) is not None:
+            raise CBServeError(f"--{name} belongs to --from REQUESTS.jsonl; give that too")
+    calibration = _measure(_llm(options), options.budget)
+    path = calibration.save(options.out)
+    _print_calibration(calibration)
+    print(f"saved to {path}")
+    return 0
+
+
+def run_twin(options: argparse.Namespace) -> int:
+    if options.repeat < 1:
+        raise CBServeError(f"--repeat {options.repeat}: run at least once")
+    from cbserve.twin import Twin, chat_workload, figures, paced, predict
+    from cbserve.twin import run as run_for_real
+
+    workload = chat_workload(options.requests, options.seed)
+    llm = _llm(options, max_num_seqs=options.slots, max_num_batched_tokens=options.chunk)
+    calibration = _calibration_for(llm, options)
+    workload = paced(workload, llm, calibration, options.rate, options.seed)
+    print(f"{workload!r}; {workload.note}; {options.slots} slots, {options.chunk} tokens a step")
+    predicted = predict(workload, llm, calibration)
+    print("predicted: " + ", ".join(f"{name} {seconds:.4g} s" for name, seconds in figures(predicted).items()))
+    print(f"now for real{_load()} ...", flush=True)
+    measured = tuple(run_for_real(workload, llm) for _ in range(options.repeat))
+    twin = Twin(workload, predicted, measured)
+    print(_table(twin.agreement(), f"{calibration.model.name} on {calibration.device}{_load()}"))
+    if options.out:
+        twin.chart().save(options.out)
+        print(f"picture: {options.out}")
+    return 0
+
+
+def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
+    from cbserve.calibration import CalibrationError, load_calibration
+    from cbserve.twin import why_stale
+
+    try:
+        found = load_calibration()
+        why = "asked for" if options.calibrate else why_stale(found, llm)
+        if not why:
+            print(f"calibration: {found}")
+            return found
+        print(f"calibrating anew: {why}")
+    except CalibrationError as error:
+        print(f"calibrating first: {error}")
+    calibration = _measure(llm, options.budget)
+    calibration.save()
+    print(f"calibration: {calibration}")
+    return calibration
+
+
+def _llm(options: argparse.Namespace, **settings: int) -> LLM:
+    try:
+        from cbserve.llm import LLM
+    except ImportError as error:
+        raise CBServeError(f"the engine needs torch ({error}); python -m cbserve setup installs it") from error
+
+    with redirect_stdout(sys.stderr):
+        return LLM(options.model or "smollm2-135m", device=options.device, **settings)
+
+
+def _measure(llm: LLM, budget_s: float) -> Calibration:
+    from tqdm import tqdm
+
+    from cbserve.calibrating.machine import calibrate
+
+    with tqdm(total=100, unit="%", desc="calibrating", leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+        return calibrate(llm, budget_s, lambda share: bar.update(round(100 * share) - bar.n))
+
+
+def _print_calibration(calibration: Calibration) -> None:
+    from cbserve.viz.table import table
+
+    rows = [
+        (
+            p.kind, p.num_rows, p.num_tokens, p.context, f"{1e3 * p.seconds:.2f}",
+            f"{1e3 * p.low_s:.2f} - {1e3 * p.high_s:.2f}", f"{1e3 * p.fitted_s:.2f}", f"{p.fitted_s / p.seconds - 1:+.0%}",
+        )
+        for p in calibration.points
+    ]  # fmt: skip
+    header = ("step", "rows", "tokens", "context", "ms", "quartiles", "fitted ms", "off")
+    print(table(header, rows, f"{calibration.model.name} on {calibration.device}"))
+    print(_constants(calibration))
+
+
+def _constants(calibration: Calibration) -> str:
+    ceilings = f"of {calibration.flops / 1e9:.4g} GFLOP/s and {calibration.memory_bytes_s / 1e9:.4g} GB/s"
+    return "\n".join(f"{name:<12} {text}" for name, text in calibration.constants()) + f"\n{'':<12} {ceilings}"
+
+
+def _load() -> str:
+    return f", load average {os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else ""
+
+
+def _table(rows: Sequence[Agreement], caption: str) -> Table:
+    from cbserve.viz.table import table
+
+    return table(_HEADER, [row.row() for row in rows], caption)
+
+
+def _calibrate_from(options: argparse.Namespace) -> int:
+    import logging
+
+    from cbserve.calibrating.measured_run import read_series, read_settings
+    from cbserve.calibrating.run_fit import beside, compare, fit_run, series_charts
+    from cbserve.calibration import load_calibration
+    from cbserve.workloads.measured import read_requests
+
+    logging.getLogger("cbserve").setLevel(logging.ERROR)  # an overloaded run preempts, and says so each time
+    run = read_requests(options.requests, options.clock)
+    settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
+    csv = options.timeseries or beside(options.requests, "timeseries.csv")
+    measured = read_series(csv) if options.timeseries or Path(csv).is_file() else None
+    if options.constants:
+        fit = compare(run, settings, load_calibration(options.constants))
+    else:
+        from tqdm import tqdm
+
+        with tqdm(desc="simulating the run", unit=" runs", leave=False) as bar:
+            fit = fit_run(run, settings, os.path.basename(options.requests), lambda _: bar.update())
+        if options.out:
+            print(f"saved to {fit.calibration.save(options.out)}")
+    print(_constants(fit.calibration))
+    print(_table(fit.agreement, f"{len(run.workload)} requests, {settings.engine}, {settings.gpu.name}, "
+                 f"{settings.model.name}; times count from {run.clock}"))  # fmt: skip
+    for name, error in fit.median_errors.items():
+        print(f"median |error| of {name}, request by request: {error:.1%}")
+    if measured is not None:
+        for name, (error, chart) in series_charts(measured, fit.answered, settings).items():
+            print(f"{name}: mean |difference| {error:.3g} at {len(measured.times_s)} moments")
+            if options.charts:
+                folder = Path(options.charts)
+                folder.mkdir(parents=True, exist_ok=True)
+                chart.save(folder / f"{name}.svg")
+    elif options.charts:
+        raise CBServeError(f"--charts draws the state over time, and there is no {csv}; give it with --timeseries")
+    return 0

@@ -1,0 +1,247 @@
+"""`calibrate`: time single steps of the real engine on this machine, and fit the constants of the cost model to them.
+
+Prefill chunks of several lengths and decode batches over two contexts, in rounds, so that what else the machine does
+meets all of them alike. The ceilings are measured in the same rounds: a large matrix product and a large copy, read and
+written bytes both counted. A ceiling is the best that was seen, a step its median.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cbserve.calibrating.fit import Constant, least_squares
+from cbserve.calibration import Calibration, Point
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.plan import Row, StepPlan
+from cbserve.core.request import Request, SamplingParams
+from cbserve.core.trace import StepEvent
+from cbserve.hardware.models import ModelShape
+from cbserve.hardware.roofline import Roofline
+
+if TYPE_CHECKING:
+    from cbserve.llm import LLM
+
+PREFILLS = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (128, 512))  # (tokens of the chunk, cached before it)
+BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (64, 512)
+_LEAST_ROUNDS = 3
+_COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}  # far beyond any cache
+_MATRIX = {"cpu": 1024, "cuda": 8192}
+_GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+
+
+def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], object] | None = None) -> Calibration:
+    """Measure for about `budget_s` seconds, three rounds at least, and fit.
+
+    On a CPU `overlap` is fitted too: how much of computing and loading runs at the same time. On a GPU it is 1. The
+    error bars are a jackknife over the points: each kind of step is left out once.
+
+    Args:
+        progress: called with the share that is done, in 0..1.
+
+    Raises:
+        InvalidRequestError: `budget_s` is not above 0, or model and pool are too small for two different steps.
+        CBServeError: requests are unfinished.
+    """
+    if not isinstance(budget_s, int | float) or not 0 < budget_s < float("inf"):
+        raise InvalidRequestError(f"budget_s={budget_s!r}: must be a number of seconds above 0")
+    llm.require_idle()
+    plans = _plans(llm)
+    if len(plans) < 5:
+        raise InvalidRequestError(
+            f"only {len(plans)} kinds of step fit the pool and max_model_len={llm.max_model_len}; enlarge num_blocks"
+        )
+    ceilings = _Ceilings(llm)
+    times: list[list[float]] = [[] for _ in plans]
+    kept = llm.executor.kv_cache.clone() if llm.scheduler.kv.enable_prefix_caching else None
+    began = time.perf_counter()
+    try:
+        done, rounds = 0.0, -1  # the first round warms up
+        while done < 1 or rounds < _LEAST_ROUNDS:
+            for index, (_, plan) in enumerate(plans):
+                seconds = llm.executor.execute(plan).duration_s
+                if rounds >= 0:
+                    times[index].append(seconds)
+                if progress is not None:
+                    share = min((time.perf_counter() - began) / budget_s, (rounds + 1 + index / len(plans)) / 4)
+                    progress(min(1.0, max(done, share)))
+            ceilings.measure()
+            rounds += 1
+            done = (time.perf_counter() - began) / budget_s
+    finally:
+        if kept is not None:
+            llm.executor.kv_cache.copy_(kept)
+    points = [_point(point, seconds) for (point, _), seconds in zip(plans, times, strict=True)]
+    base = Roofline(
+        shape_of(llm),
+        ceilings.flops,
+        ceilings.bytes_s,
+        dtype_bytes=llm.model.dtype.itemsize,
+        block_size=llm.scheduler.kv.block_size,
+        kv_passes=1.0 if llm.executor.backend.name == "triton" else 3.0,
+    )
+    is_cpu = llm.device.type == "cpu"
+    return _fit(base, points, [plan for _, plan in plans], fits_overlap=is_cpu, loop_s=_loop_s(llm), about=_about(llm))
+
+
+def shape_of(llm: LLM) -> ModelShape:
+    """The sizes of a loaded model, as the cost model counts them."""
+    c = llm.config
+    return ModelShape(
+        c.name, c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size,
+        c.vocab_size, "the loaded model", c.tie_word_embeddings,
+    )  # fmt: skip
+
+
+def device_name(llm: LLM) -> str:
+    """In words: the processor, and what of it is used."""
+    if llm.device.type == "cuda":
+        return str(torch.cuda.get_device_name(llm.device))
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {torch.get_num_threads()} of {os.cpu_count()} cores"
+
+
+def environment(llm: LLM) -> dict[str, str | int | float]:
+    """What a calibration holds for: with another torch, dtype or number of threads the steps take another time."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads() if llm.device.type == "cpu" else 0,
+        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "backend": llm.executor.backend.name,
+    }
+
+
+def _about(llm: LLM) -> dict[str, str | int | float]:
+    about = environment(llm) | {"device": device_name(llm), "system": f"{platform.system()} {platform.machine()}"}
+    if hasattr(os, "getloadavg"):
+        about["load_average"] = round(os.getloadavg()[0], 2)
+    return about
+
+
+def _fit(
+    base: Roofline,
+    points: list[Point],
+    plans: list[StepPlan],
+    fits_overlap: bool,
+    loop_s: float,
+    about: Mapping[str, str | int | float],
+) -> Calibration:
+    measured = np.log([point.seconds for point in points])
+    least = min(point.seconds for point in points)
+    constants = {
+        "eff_compute": Constant(0.5, 0.01, 1.0, 0.01),
+        "eff_memory": Constant(0.5, 0.01, 1.0, 0.01),
+        "overhead_s": Constant(0.2 * least, 0.0, least, 0.01 * least),
+    }
+    if fits_overlap:
+        constants["overlap"] = Constant(0.5, 0.0, 1.0, 0.02)
+
+    def residuals(values: Mapping[str, float]) -> np.ndarray:
+        cost = replace(base, **values)
+        return np.log([cost(plan) for plan in plans]) - measured
+
+    fit = least_squares(residuals, constants, range(len(points)))
+    cost = replace(base, **fit.values)
+    fixed = {} if fits_overlap else {"overlap": base.overlap}
+    return Calibration(
+        model=base.model,
+        device=str(about.get("device", "")),
+        flops=base.flops,
+        memory_bytes_s=base.memory_bytes_s,
+        values=fit.values | fixed,
+        errors=fit.errors,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        dtype_bytes=base.dtype_bytes,
+        block_size=base.block_size,
+        kv_passes=base.kv_passes,
+        loop_s=loop_s,
+        environment={name: value for name, value in about.items() if name != "device"},
+        points=tuple(replace(point, fitted_s=cost(plan)) for point, plan in zip(points, plans, strict=True)),
+    )
+
+
+def _plans(llm: LLM) -> list[tuple[Point, StepPlan]]:
+    """Steps that pool and model can take. Tables of different rows may share blocks: only the time matters."""
+    pool = llm.scheduler.kv.pool
+    longest = min(llm.max_model_len, pool.num_blocks * pool.block_size)
+    found = [
+        _plan(llm, "prefill", 1, num_tokens, context)
+        for num_tokens, context in PREFILLS
+        if num_tokens + context <= longest
+    ]
+    found += [_plan(llm, "decode", batch, 1, context) for context in CONTEXTS for batch in BATCHES if context < longest]
+    return found
+
+
+def _plan(llm: LLM, kind: str, num_rows: int, num_tokens: int, context: int) -> tuple[Point, StepPlan]:
+    pool = llm.scheduler.kv.pool
+    each = -(-(context + num_tokens) // pool.block_size)
+    rows = [
+        Row(
+            seq_id=-1 - i, request_id="calibration", slot=i, start=context, token_ids=[7] * num_tokens,
+            block_table=[(i * each + b) % pool.num_blocks for b in range(each)], params=_GREEDY,
+            num_prompt_tokens=context + num_tokens, is_prefill=kind == "prefill",
+        )
+        for i in range(num_rows)
+    ]  # fmt: skip
+    return Point(kind, num_rows, num_tokens, context, 0.0, 0.0, 0.0, 0), StepPlan(-1, rows)
+
+
+def _point(point: Point, seconds: Iterable[float]) -> Point:
+    values = sorted(seconds)
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return replace(point, seconds=middle, low_s=low, high_s=high, repeats=len(values))
+
+
+class _Ceilings:
+    """The best matrix product and the best copy so far, in the model's dtype on its device."""
+
+    def __init__(self, llm: LLM) -> None:
+        kind = llm.device.type
+        self._is_cuda, self.flops, self.bytes_s = kind == "cuda", 0.0, 0.0
+        self._size, self._copied = _MATRIX[kind], 2 * _COPY_BYTES[kind]
+        like = {"dtype": llm.model.dtype, "device": llm.device}
+        self._a, self._b = (torch.randn(self._size, self._size, **like) for _ in range(2))
+        self._source = torch.ones(_COPY_BYTES[kind] // llm.model.dtype.itemsize, **like)
+        self._target = torch.empty_like(self._source)
+
+    def measure(self) -> None:
+        self.flops = max(self.flops, 2 * self._size**3 / self._seconds(lambda: self._a @ self._b))
+        self.bytes_s = max(self.bytes_s, self._copied / self._seconds(lambda: self._target.copy_(self._source)))
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        best = float("inf")
+        for _ in range(3):
+            self._wait()
+            began = time.perf_counter()
+            run()
+            self._wait()
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    def _wait(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+
+def _loop_s(llm: LLM) -> float:
+    """Seconds between the end of a step and the beginning of the next: scheduling and the trace, outside the executor."""
+    prompts = llm.random_prompts([8] * 4)
+    params = replace(_GREEDY, max_tokens=8)
+    trace = llm.serve([Request(f"loop-{i}", prompt, params, 0.0) for i, prompt in enumerate(prompts)])
+    steps = [event for event in trace if isinstance(event, StepEvent)]
+    return max(0.0, statistics.median(b.start_s - a.end_s for a, b in zip(steps, steps[1:], strict=False)))

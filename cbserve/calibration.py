@@ -1,0 +1,163 @@
+"""A calibration: the constants of `hardware.Roofline` as measured, with error bars, kept in the cache folder.
+
+`cbserve calibrate` measures this machine with the real engine; `cbserve calibrate --from` fits a run of another one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cbserve.errors import CBServeError
+from cbserve.files import write_whole
+from cbserve.hardware.models import ModelShape
+from cbserve.hardware.roofline import Roofline
+
+FORMAT = 1
+CURE = "measure this machine with: cbserve calibrate"
+_FITTED = ("eff_compute", "eff_memory", "overhead_s", "overlap")
+
+
+class CalibrationError(CBServeError):
+    """There is no calibration, or its file cannot be used; names file and cure."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kind of step, timed: `num_rows` rows of `num_tokens` new tokens each, after `context` cached ones.
+
+    `seconds` is the median of `repeats` runs, `low_s` and `high_s` their quartiles, `fitted_s` what the model says.
+    """
+
+    kind: str  # "prefill" or "decode"
+    num_rows: int
+    num_tokens: int
+    context: int
+    seconds: float
+    low_s: float
+    high_s: float
+    repeats: int
+    fitted_s: float = math.nan
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants of the cost model for one model on one device.
+
+    Args:
+        device: in words.
+        flops, memory_bytes_s: the ceilings that the efficiencies are shares of.
+        values, errors: of eff_compute, eff_memory, overhead_s and overlap; a constant without an error was not fitted,
+            one with an error of 0 stands at the bound of its range.
+        loop_s: seconds between two steps that the engine spends outside the executor.
+        created: ISO 8601, UTC.
+        environment: what else may matter: torch, threads, dtype, load average, or the run that was fitted.
+    """
+
+    model: ModelShape
+    device: str
+    flops: float
+    memory_bytes_s: float
+    values: Mapping[str, float]
+    errors: Mapping[str, float]
+    created: str
+    dtype_bytes: int = 2
+    block_size: int = 16
+    kv_passes: float = 1.0
+    loop_s: float = 0.0
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+
+    def cost(self) -> Roofline:
+        """The cost model with these constants."""
+        values = dict(self.values)
+        values["overhead_s"] += self.loop_s
+        return Roofline(
+            self.model,
+            self.flops,
+            self.memory_bytes_s,
+            dtype_bytes=self.dtype_bytes,
+            block_size=self.block_size,
+            kv_passes=self.kv_passes,
+            **values,
+        )
+
+    @property
+    def median_error(self) -> float:
+        """Median relative error of the fit over the points; nan without points."""
+        errors = sorted(abs(p.fitted_s / p.seconds - 1) for p in self.points)
+        return errors[len(errors) // 2] if errors else math.nan
+
+    def constants(self) -> list[tuple[str, str]]:
+        """(name, value with its error bar) pairs for a table."""
+        rows = []
+        for name in _FITTED:
+            value, error = self.values[name], self.errors.get(name)
+            scale, unit = (1e3, " ms") if name == "overhead_s" else (1.0, "")
+            bar = " (not fitted)" if error is None else f" ± {error * scale:.3f}" if error else " (at its bound)"
+            rows.append((name, f"{value * scale:.3f}{bar}{unit}"))
+        return rows
+
+    def __str__(self) -> str:
+        constants = ", ".join(f"{name} {text}" for name, text in self.constants())
+        error = f"; fit within {self.median_error:.0%} (median)" if self.points else ""
+        return (
+            f"{self.model.name} on {self.device}, {self.created[:10]}: {constants} "
+            f"of {self.flops / 1e9:.4g} GFLOP/s and {self.memory_bytes_s / 1e9:.4g} GB/s{error}"
+        )
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write it as JSON, whole or not at all. Returns the path: by default the one that `load_calibration` reads.
+
+        Raises:
+            CalibrationError: it cannot be written.
+        """
+        target = Path(path) if path is not None else calibration_path()
+        if path is None:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CalibrationError(
+                    f"cannot make {target.parent} ({error}); set CBSERVE_HOME to a folder of yours"
+                ) from error
+        write_whole(target, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", CalibrationError)
+        return target
+
+
+def calibration_path() -> Path:
+    """`$CBSERVE_HOME/calibration.json`, by default `~/.cache/cbserve/calibration.json`."""
+    home = os.environ.get("CBSERVE_HOME")
+    return (Path(home).expanduser() if home else Path.home() / ".cache" / "cbserve") / "calibration.json"
+
+
+def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
+    """The calibration of this machine, or that of another file.
+
+    Raises:
+        CalibrationError: there is none, or the file is damaged or of another version; names it and the cure.
+    """
+    source = Path(path) if path is not None else calibration_path()
+    cure = CURE if path is None else "write it anew with: cbserve calibrate --out"
+    try:
+        found = json.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CalibrationError(f"there is no calibration at {source}; {cure}") from error
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{source} cannot be read ({error}); {cure}") from error
+    try:
+        if found["format"] != FORMAT:
+            raise ValueError(f"format={found['format']!r}, not {FORMAT}")
+        known = {f.name: found[f.name] for f in fields(Calibration)}
+        known["model"] = ModelShape(**known["model"])
+        known["points"] = tuple(Point(**point) for point in known["points"])
+        calibration = Calibration(**known)
+        calibration.cost()
+        calibration.constants()
+    except (KeyError, TypeError, ValueError, AttributeError, CBServeError) as error:
+        raise CalibrationError(f"{source} is damaged ({type(error).__name__}: {error}); {cure}") from error
+    return calibration
