@@ -43,9 +43,9 @@ class FreeList:
             ids.append(self._kept.popitem(last=False)[0])
         return ids
 
-    def prepend(self, block_id: int) -> None:
-        """Give back an id; it will be handed out next."""
-        self._stack.append(block_id)
+    def prepend(self, block_ids: SequenceOf[int]) -> None:
+        """Give back ids, one after the other; the last of them will be handed out next."""
+        self._stack += block_ids
 
     def append(self, block_id: int) -> None:
         """Give back an id that holds something; it will be handed out last, and can be removed."""
@@ -164,22 +164,44 @@ class BlockPool:
         Raises:
             ConservationError: a block has no holder (freed twice), or the pool has no such block.
         """
-        ref_counts, hash_of, free = self.ref_counts, self._hash_of, self._free
+        block_ids = list(block_ids)
+        if not self._hash_of and self._free_plainly(block_ids):
+            return
+        ref_counts, hash_of, keep = self.ref_counts, self._hash_of, self._free.append
+        empty: list[int] = []
+        try:
+            for block in block_ids:
+                try:  # costs nothing when all is well, and this is the hottest loop of the pool
+                    count = ref_counts[block]
+                except (IndexError, TypeError):
+                    raise self._no_such(block) from None
+                if block < 0:  # a list would count it from its end
+                    raise self._no_such(block)
+                if not count:
+                    raise ConservationError(f"block {block} was freed twice")
+                ref_counts[block] = count - 1
+                if count == 1:
+                    if block in hash_of:
+                        keep(block)
+                    else:
+                        empty.append(block)
+        finally:
+            self._free.prepend(empty)
+
+    def _free_plainly(self, block_ids: list[int]) -> bool:
+        """`free` where each block has one holder and nothing is findable, as in most runs; False: not so, and nothing
+        was changed."""
+        ref_counts = self.ref_counts
+        try:
+            counts = [ref_counts[block] for block in block_ids]
+        except (IndexError, TypeError):
+            return False
+        if counts.count(1) != len(counts) or len(set(block_ids)) != len(counts) or min(block_ids, default=0) < 0:
+            return False
         for block in block_ids:
-            try:  # costs nothing when all is well, and this is the hottest loop of the pool
-                count = ref_counts[block]
-            except (IndexError, TypeError):
-                raise self._no_such(block) from None
-            if block < 0:  # a list would count it from its end
-                raise self._no_such(block)
-            if not count:
-                raise ConservationError(f"block {block} was freed twice")
-            ref_counts[block] = count - 1
-            if count == 1:
-                if block in hash_of:
-                    free.append(block)
-                else:
-                    free.prepend(block)
+            ref_counts[block] = 0
+        self._free.prepend(block_ids)
+        return True
 
     def _has(self, block: int) -> bool:
         return hasattr(block, "__index__") and 0 <= block < self.num_blocks

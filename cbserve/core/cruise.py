@@ -1,7 +1,7 @@
 """Sequences that decode in every step, kept as one group: a step costs what changes in it, not what runs.
 
 Between joining and leaving, a member gets one token a step. Its own books (`output_token_ids`, `num_computed_tokens`)
-are brought up to date only when somebody needs them: when it takes a block, fills one, or leaves.
+are brought up to date only when somebody needs them: when it fills a block that others may find, or leaves.
 """
 
 from __future__ import annotations
@@ -93,20 +93,24 @@ class Cruise:
         return joined, left
 
     def begin_step(self) -> list[Member]:
-        """One token more for everybody. Returns, in order, who needs a block for it; its books are up to date."""
+        """One token more for everybody. Returns, in order, who needs a block for it."""
         self.step += 1
         self.context_len += len(self.members)
         due = self._growing.pop(self.step, None)
-        return self._due(self._growing, due, self.step - 1) if due else []
+        return self._due(self._growing, due) if due else []
 
     def num_needing_blocks(self, step: int) -> int:
         """How many blocks `step` will need."""
         return sum(map(self._is_here, self._growing.get(step, ())))
 
     def end_step(self) -> list[Member]:
-        """The step was computed. Returns, in order, who has filled a block that others may now find."""
+        """The step was computed. Returns, in order, who has filled a block that others may now find; the books of those
+        are up to date."""
         due = self._filling.pop(self.step, None) if self._publishes else None
-        return self._due(self._filling, due, self.step) if due else []
+        full = self._due(self._filling, due) if due else []
+        for member in full:
+            member.sync(self.step)
+        return full
 
     def fills_at(self, most: int) -> int:
         """The first step of the next `most` in which somebody fills a block; `most` when nobody does."""
@@ -130,7 +134,7 @@ class Cruise:
                 found[member.seq.seq_id] = member
         return sorted(found.values(), key=lambda member: member.order)
 
-    def _due(self, calendar: dict[int, list[Member]], due: list[Member], done: int) -> list[Member]:
+    def _due(self, calendar: dict[int, list[Member]], due: list[Member]) -> list[Member]:
         here = [member for member in due if self.members.get(member.seq.seq_id) is member]
         if here:
             if (later := calendar.get(self.step + self._block_size)) is not None:
@@ -139,8 +143,6 @@ class Cruise:
                 calendar[self.step + self._block_size] = here
             if len(here) > 1:
                 here = sorted(here, key=lambda member: member.order)
-            for member in here:
-                member.sync(done)
         return here
 
     def _is_here(self, member: Member) -> bool:

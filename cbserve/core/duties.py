@@ -61,7 +61,7 @@ class Duties:
         All victims that the candidate needs are named, or none.
         """
         candidate = self.policy.peek()
-        if candidate is None:
+        if candidate is None or not self.policy.may_displace:
             return []
         running, victims = list(self.running), []
         slots, blocks = len(self.free_slots), self.kv.num_free_blocks

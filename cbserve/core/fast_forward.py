@@ -149,8 +149,7 @@ class FastForward(Duties):
             cruise.leave(member.seq)
 
     def _grow_members(self, cruise: Cruise) -> None:
-        for member in cruise.begin_step():
-            self.kv.extend(member.seq)
+        self.kv.extend([member.seq for member in cruise.begin_step()])
 
     def _publish(self, cruise: Cruise) -> list[int]:
         """Blocks of members that have become findable with the step that was computed."""
@@ -169,10 +168,12 @@ class FastForward(Duties):
         return min(steps, self.kv.block_size)
 
     def _advance(self, cruise: Cruise, plan: StepPlan, count: int) -> None:
-        for _ in range(count - 1):
-            if self.kv.enable_prefix_caching:
+        if self.kv.enable_prefix_caching:
+            for _ in range(count - 1):
                 self._publish(cruise)
-            self._grow_members(cruise)
+                self._grow_members(cruise)
+        else:  # nobody looks at the pool in between
+            self.kv.extend([member.seq for _ in range(count - 1) for member in cruise.begin_step()])
         plan.steady = Steady(cruise.step, len(cruise), cruise.context_len)
         self._step += count - 1
         self._count_evictions(plan)

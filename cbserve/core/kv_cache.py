@@ -104,13 +104,16 @@ class KVCacheManager:
         self.tables.setdefault(seq.seq_id, table).extend(blocks)
         return copies
 
-    def extend(self, seq: Sequence) -> None:
-        """One block more for a `seq` whose table is full, so that its next token goes into a block of its own.
+    def extend(self, seqs: SequenceOf[Sequence]) -> None:
+        """One block more for each, in order; their tables are full, so that the next token goes into a block of its
+        own. One that stands there twice gets two.
 
         Raises:
             NoFreeBlocksError: nothing was changed.
         """
-        self.tables[seq.seq_id] += self.pool.allocate(1)
+        if seqs:
+            for seq, block in zip(seqs, self.pool.allocate(len(seqs)), strict=True):
+                self.tables[seq.seq_id].append(block)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Give `child` the same blocks as `parent`; a shared block is copied when one of them writes into it."""

@@ -190,6 +190,8 @@ class Ramp:
     def until(self, seconds: float) -> int:
         """After how many steps at least `seconds` have passed; all of them when they are too short."""
         low, high = 1, self.count
+        if self.total(high) <= seconds:
+            return high
         while low < high:
             middle = (low + high) // 2
             if self.total(middle) >= seconds:

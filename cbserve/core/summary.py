@@ -152,9 +152,10 @@ class RunFold:
 
     def _add_step(self, step: StepEvent) -> None:
         count, live, num_steady = step.count, self._live, step.num_steady
-        durations = list(Ramp(step.ramp).durations()) if count > 1 else [step.end_s - step.start_s]
-        first_end = step.start_s + durations[0] if count > 1 else step.end_s
-        longest = max(durations[1:], default=0.0)
+        first_end, longest = step.end_s, 0.0
+        if count > 1:
+            first, *later = Ramp(step.ramp).durations()
+            first_end, longest = step.start_s + first, max(later)
         if self._num_steady_events:
             for row in step.rows:
                 if row.kind != "padding":
@@ -195,7 +196,7 @@ class RunFold:
         self._gaps_s.extend(gaps)
         self._gap_counts.extend(gaps.values())
         if count > 1 and sampled:
-            self._gaps_s.extend(durations[1:])
+            self._gaps_s.extend(later)
             self._gap_counts.extend([sampled] * (count - 1))
         self.num_steps += count
         self.num_output_tokens += sampled * count

@@ -16,7 +16,7 @@ def test_free_list_pops_removes_and_appends_in_order():
     assert free.pop() == [0]
     for block in (7, 8, 9):
         free.append(block)
-    free.prepend(0)
+    free.prepend([0])
     free.remove(8)
     assert list(free) == [0, 1, 2, 3, 7, 9] and len(free) == 6
     assert free.pop(5) == [0, 1, 2, 3, 7]
@@ -49,7 +49,7 @@ def test_free_list_is_a_stack_before_a_queue(operations):
             free.append(block)
             kept.append(block)
         elif name == "prepend" and block not in stack + kept:
-            free.prepend(block)
+            free.prepend([block])
             stack.insert(0, block)
         assert list(free) == stack + kept and len(free) == len(stack) + len(kept)
 
