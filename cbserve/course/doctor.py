@@ -113,6 +113,7 @@ def diagnose(seen: Probe) -> list[Finding]:
         *_widgets(seen),
         *_model(seen),
         *_resources(seen),
+        *_calibration(seen),
     ]
 
 
@@ -250,6 +251,15 @@ def _model(seen: Probe) -> list[Finding]:
         text = f"SmolLM2-135M is not in {seen.home}; it needs {need:.1f} GB for a moment, {have:.1f} GB are free"
         return [Finding("model", "fault", text, f"free some disk, or set CBSERVE_HOME to a larger one; then {cure}")]
     return [Finding("model", "note", f"SmolLM2-135M is not in {seen.home} yet; its first use fetches 98 MB", cure)]
+
+
+def _calibration(seen: Probe) -> list[Finding]:
+    cure = "cbserve calibrate" if seen.host == "terminal" else "run !cbserve calibrate in a cell"
+    if seen.calibration_error:
+        return [Finding("calibration", "note", seen.calibration_error, cure)]
+    if seen.calibration:
+        return [Finding("calibration", "ok", seen.calibration)]
+    return [Finding("calibration", "ok", f"none yet; where the course predicts runs of this machine: {cure}")]
 
 
 def _resources(seen: Probe) -> list[Finding]:

@@ -33,7 +33,8 @@ class Probe:
 
     `host` is one of colab, binder, vscode, jupyterlab, notebook, jupyter (cannot tell which), terminal. `versions`
     holds installed packages only. `lab_widgets` is the version of the page's widget extension, "" when it lacks one.
-    `torch_cuda` is the CUDA version torch was built for, "" for a build without.
+    `torch_cuda` is the CUDA version torch was built for, "" for a build without. `calibration` is what was measured of
+    this machine, "" when nobody has.
     """
 
     host: str
@@ -52,6 +53,8 @@ class Probe:
     model_cached: bool | None = None
     disk_free_bytes: int = 0
     memory_available_bytes: int | None = None
+    calibration: str = ""
+    calibration_error: str = ""
 
 
 def probe() -> Probe:
@@ -72,6 +75,7 @@ def probe() -> Probe:
         model_cached=cached,
         disk_free_bytes=shutil.disk_usage(_existing(home)).free,
         memory_available_bytes=_memory_available(),
+        **_calibration(),
     )
 
 
@@ -159,6 +163,17 @@ def _model_cache() -> tuple[Path, bool | None]:
     except ImportError:  # a package is missing, which has its own line in the report
         return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve"), None
     return models_folder(), model_path("smollm2-135m") is not None
+
+
+def _calibration() -> dict[str, str]:
+    from cbserve.calibration import CalibrationError, calibration_path, load_calibration
+
+    try:
+        return {"calibration": str(load_calibration())} if calibration_path().exists() else {}
+    except CalibrationError as error:
+        return {"calibration_error": str(error)}
+    except OSError as error:  # the folder cannot even be looked at: the model's line says so
+        return {"calibration_error": f"cannot be looked for: {error}"}
 
 
 def _existing(folder: Path) -> Path:
