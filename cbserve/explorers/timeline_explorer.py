@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import count
 from typing import Any
@@ -14,7 +12,7 @@ from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers.lengths import MAX_REQUESTS, LengthError, parse_lengths, require_quick
-from cbserve.explorers.showing import show
+from cbserve.explorers.showing import quiet, show
 from cbserve.explorers.story import decision_steps, tell
 from cbserve.serving import serve
 from cbserve.viz.figure import Figure
@@ -58,7 +56,7 @@ class TimelineExplorer:
             "continuous": [continuous],
             "both": [static, continuous],
         }
-        with _quiet():
+        with quiet():
             return [self._run(lengths, batching, options) for batching in choices[self.show]]
 
     def _run(self, lengths: list[int], batching: Batching, options: dict[str, Any]) -> Trace:
@@ -232,18 +230,6 @@ class TimelineExplorer:
 
     def _ipython_display_(self) -> None:
         show(self)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The figure shows the preemptions; a warning for each move of a slider would drown it."""
-    logger = logging.getLogger("cbserve")
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = was
 
 
 def timeline_explorer(

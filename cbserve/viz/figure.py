@@ -129,11 +129,15 @@ class Figure:
             f'<img alt="{alt}" style="max-width:100%;height:auto" src="data:image/svg+xml;base64,{data}">'
         )
 
-    def live_html(self, with_table: bool = True) -> str:
-        """Inline SVG with hover text and the page's theme, for `widgets.HTML`."""
+    def live_svg(self) -> str:
+        """The SVG with the page's theme instead of the system's."""
         prefix = self.svg.split('id="', 1)[1].split('"', 1)[0]
         image, page = (theme.replace(ID, prefix) for theme in (_IMAGE_THEME, _PAGE_THEME))
-        return self._frame(self.svg.replace(image, page), with_table)
+        return self.svg.replace(image, page)
+
+    def live_html(self, with_table: bool = True) -> str:
+        """Inline SVG with hover text and the page's theme, for `widgets.HTML`."""
+        return self._frame(self.live_svg(), with_table)
 
     def save(self, path: str | Path) -> None:
         """Write the SVG; an interruption leaves the old file as it was. Raises FigureError when it cannot be written
