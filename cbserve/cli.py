@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from cbserve import __version__, bootstrap
 from cbserve.calibrating import cli as calibrating_cli
 from cbserve.errors import CBServeError
+from cbserve.sim import cli as sim_cli
 
 #: Commands that make their environment first and pass unknown arguments on: name -> (profile, help).
 WORKSHOP = {
@@ -97,6 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+    sim = command("sim", sim_cli.run, sim_cli.SUMMARY)
+    sim_cli.add_arguments(sim)
 
     calibrate = command("calibrate", calibrating_cli.run_calibrate, calibrating_cli.CALIBRATE)
     calibrating_cli.add_calibrate_arguments(calibrate)

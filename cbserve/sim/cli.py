@@ -1,0 +1,168 @@
+"""The command `cbserve sim`. Only the standard library is imported here before it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+from cbserve.errors import CBServeError
+from cbserve.sim.settings import OPTIONS, Settings, flag_of, switch
+
+SUMMARY = "predict how a GPU serves a trace: the engine's own scheduler on a virtual clock, with a cost model"
+EPILOG = """examples:
+  cbserve sim --trace conv.csv.gz --rate 1.5 --slo ttft=0.5,itl=0.1 --out run.jsonl
+  cbserve sim --requests 3000 --gpu h100 --sweep "rate=2,4,8;chunk=256,512,2048" --out sweep.jsonl
+"""
+_GROUPS = {
+    "traffic": ("trace", "workload", "requests", "seed", "limit", "rate", "max_tokens"),
+    "model and device": ("model", "gpu", "dtype_bytes", "eff_compute", "eff_memory", "overhead"),
+    "scheduling": ("batching", "batch_size", "chunk", "max_num_seqs", "policy"),
+    "memory": ("utilization", "num_blocks", "block_size", "prefix_caching", "preemption", "swap_space"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every field of `Settings`, and what becomes of the result."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    for title, names in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add(group, name)
+    result = parser.add_argument_group("result")
+    _add(result, "slo")
+    result.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the trace of the run, or the points of a sweep")
+    result.add_argument("--report", type=Path, metavar="FILE.html", help="the report (beside --out)")
+    result.add_argument("--no-report", action="store_true", help="keep no events in memory: for a million requests")
+    result.add_argument("--json", action="store_true", help="print JSON, not a table")
+    sweep = parser.add_argument_group("sweep")
+    sweep.add_argument("--sweep", metavar="GRID", help='"rate=0.5,1,2;chunk=256,512": all combinations; resumes')
+    sweep.add_argument("--jobs", type=OPTIONS["requests"].metadata["parse"], help="processes (one a core)")
+    sweep.add_argument("--cluster", metavar="ADDRESS", help="run them on an existing Ray cluster")
+
+
+def _add(group: Any, name: str) -> None:
+    option = OPTIONS[name]
+    parse, help, choices = (option.metadata[key] for key in ("parse", "help", "choices"))
+    more: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if parse is switch else {"type": parse}
+    if choices:
+        more |= {"choices": choices}
+    elif parse is not switch:
+        more |= {"metavar": name.upper()}
+    default = option.default
+    shown = f" ({default})" if default not in (None, (), False) else ""
+    group.add_argument(flag_of(name), default=default, help=(help + shown).replace("%", "%%"), **more)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises CBServeError: bad input, always before anything is simulated."""
+    settings = Settings(**{name: getattr(options, name) for name in OPTIONS})
+    if options.no_report and options.report:
+        raise CBServeError("--report and --no-report: give one of the two")
+    if options.sweep is None and (options.jobs or options.cluster):
+        raise CBServeError(f"{'--jobs' if options.jobs else '--cluster'} needs --sweep: one run is one process")
+    report = options.report or (options.out.with_suffix(".html") if options.out and not options.no_report else None)
+    if report is not None and report == options.out:
+        raise CBServeError(f"--out and the report would both be {report}; name the one --out run.jsonl")
+    from cbserve.sim.paths import require_writable
+
+    for path in filter(None, (options.out, report)):
+        require_writable(path)
+    if options.sweep is not None:
+        return _sweep(options, settings, report)
+    return _single(options, settings, report)
+
+
+def _single(options: argparse.Namespace, settings: Settings, report: Path | None) -> int:
+    from tqdm import tqdm
+
+    from cbserve.sim.point import numbers, prepare
+    from cbserve.sim.report import write_report
+    from cbserve.sim.words import tables
+
+    settings.check()
+    point = prepare(settings)
+    begun = time.perf_counter()
+    with tqdm(total=len(point.workload), unit="request", delay=1, leave=False, disable=None) as bar:
+        simulation = point.run(report is not None, options.out, lambda output: bar.update() and None)
+    took = time.perf_counter() - begun
+    found = numbers(simulation, settings)
+    if options.json:
+        about = {"settings": settings.as_dict(), "assumptions": point.assumptions()}
+        print(json.dumps(about | {"numbers": found}, indent=2))
+    else:
+        for table in tables(found, settings.slo):
+            print(f"{table}\n")
+        print("\n".join(point.assumptions()))
+        print(f"{found['makespan_s']:,.1f} s of serving were simulated in {took:.2f} s.")
+    if report is not None:
+        title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
+        write_report(report, simulation.trace, found, settings.slo, title, point.assumptions(), _command())
+    _say_where(options, report)
+    return 0
+
+
+def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None) -> int:
+    from tqdm import tqdm
+
+    from cbserve.sim.pool import Cluster, Processes, Runner, load_ray
+    from cbserve.sim.sweep import Record, check, grid, read_axes, sweep
+    from cbserve.sim.sweep_report import refusals, sweep_table, write_sweep_report
+
+    if options.out is None:
+        raise CBServeError("--sweep needs --out sweep.jsonl: what is done stands there, and the next time goes on")
+    if options.cluster and options.jobs:
+        raise CBServeError("--jobs has no effect with --cluster, whose size decides")
+    axes = read_axes(options.sweep)
+    points = grid(settings, axes)
+    if options.cluster and any(point.gpu == "this" for point in points):
+        raise CBServeError("--gpu this is this machine, not those of the cluster; take --jobs")
+    check(points)
+    if options.cluster:
+        load_ray()
+    record = Record(options.out)
+    if record.dropped:
+        print(f"cbserve: the last line of {options.out} was cut; its point runs again", file=sys.stderr)
+    runner: Runner = Cluster(options.cluster) if options.cluster else Processes(options.jobs or _cores())
+    with tqdm(total=len(points), unit="point", disable=None) as bar:
+        rows, lost = sweep(points, record, runner, lambda num_done: bar.update(num_done) and None)
+    slo = dict(settings.slo)
+    print(json.dumps(rows, indent=2) if options.json else sweep_table(rows, axes, slo))
+    for at, why in refusals(rows, axes):
+        print(f"cbserve: refused: {at}: {why}", file=sys.stderr)
+    for point, reason in lost:
+        where = ", ".join(f"{name.replace('_', '-')}={getattr(point, name)}" for name in axes)
+        print(f"cbserve: {where}: {reason}; run the command again to try it once more", file=sys.stderr)
+    if report is not None and rows:
+        write_sweep_report(report, rows, axes, slo, [*_base(settings, axes), f"Made by: {_command()}"])
+    _say_where(options, report if rows else None)
+    return 1 if lost else 0
+
+
+def _base(settings: Settings, axes: Any) -> list[str]:
+    same = {"model": settings.model or "llama-3.1-8b", "gpu": settings.gpu, "batching": settings.batching}
+    said = ", ".join(f"{name} {value}" for name, value in same.items() if name not in axes)
+    return [
+        "Simulated: the engine's own scheduler on a virtual clock, with a cost model in place of the GPU.",
+        f"The same for all points: {said or 'what the command says'}.",
+    ]
+
+
+def _say_where(options: argparse.Namespace, report: Path | None) -> None:
+    files = [str(path) for path in (options.out, report) if path is not None]
+    if files and not options.json:
+        print(f"Written: {', '.join(files)}")
+
+
+def _command() -> str:
+    return join(["cbserve", *sys.argv[1:]])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

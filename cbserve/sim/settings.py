@@ -1,0 +1,174 @@
+"""What a simulated run is made of: every option of `cbserve sim`, in one table that command line and sweep read."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from typing import Any
+
+from cbserve.errors import CBServeError
+
+BATCHINGS = {
+    "static": "a batch of --batch-size runs until its longest answer is done",
+    "continuous": "iteration-level: a whole prompt joins the decodes of one step (Orca)",
+    "mixed": "iteration-level with chunked prefill: decodes first, then chunks of prompts, in one step (Sarathi, vLLM)",
+    "prefill-first": "a step is either chunks of prompts or decodes, and decodes wait (vLLM before chunked prefill)",
+}
+WORKLOADS = ("azure-conv", "azure-code")
+OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
+
+Limits = tuple[tuple[str, float], ...]
+
+
+def _number(text: str, kind: Callable[[str], float], fits: Callable[[Any], bool], rule: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and fits(value)):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {rule}")
+    return value
+
+
+def count(text: str) -> int:
+    return int(_number(text, int, lambda value: value >= 1, "a whole number of at least 1"))
+
+
+def whole(text: str) -> int:
+    return int(_number(text, int, lambda value: value >= 0, "a whole number of at least 0"))
+
+
+def positive(text: str) -> float:
+    return float(_number(text, float, lambda value: value > 0, "a number above 0"))
+
+
+def seconds(text: str) -> float:
+    return float(_number(text, float, lambda value: value >= 0, "a number of seconds of at least 0"))
+
+
+def share(text: str) -> float:
+    return float(_number(text, float, lambda value: 0 < value <= 1, "a share above 0 and at most 1"))
+
+
+def switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be on or off")
+    return text == "on"
+
+
+def objectives(text: str) -> Limits:
+    """ "ttft=0.5,itl=0.1" -> (("ttft", 0.5), ("itl", 0.1)), in seconds."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in OBJECTIVES or not equals:
+            raise argparse.ArgumentTypeError(
+                f"{part.strip()!r}: must be NAME=SECONDS with a name of {', '.join(OBJECTIVES)}; ttft=0.5,itl=0.1 say"
+            )
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{name} is given twice")
+        try:
+            found[name] = positive(value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{name}={error} of seconds") from None
+    return tuple(found.items())
+
+
+def _option(
+    parse: Callable[[str], Any], default: Any, help: str, choices: tuple[str, ...] = (), swept: bool = True
+) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": help, "choices": choices, "swept": swept})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One point. None: the default that `help` names, or that an option without effect was not given."""
+
+    trace: str | None = _option(str, None, "Azure CSV, Mooncake JSONL or vLLM bench file, .gz too; or a URL", (), False)
+    workload: str | None = _option(str, None, "without a trace: a synthetic twin (azure-conv)", WORKLOADS)
+    requests: int | None = _option(count, None, "requests of the twin (1000)")
+    seed: int | None = _option(whole, None, "of the twin (0)")
+    limit: int | None = _option(count, None, "only the first LIMIT requests")
+    rate: float | None = _option(positive, None, "requests a second: arrival times are scaled to it")
+    max_tokens: int | None = _option(count, None, "most tokens of an answer")
+    model: str | None = _option(
+        str, None, "a name of the table, or the folder of a Hugging Face config.json (llama-3.1-8b)"
+    )
+    gpu: str = _option(str, "a100-80", "a name of the table, or `this`: as `cbserve calibrate` measured this machine")
+    dtype_bytes: int | None = _option(count, None, "bytes of a weight and of a value in the KV cache (2)")
+    batching: str = _option(
+        str, "mixed", "; ".join(f"{name}: {what}" for name, what in BATCHINGS.items()), tuple(BATCHINGS)
+    )
+    batch_size: int | None = _option(count, None, "requests of a static batch (32)")
+    chunk: int | None = _option(count, None, "token budget of a step, decodes included (2048; continuous: 16384)")
+    max_num_seqs: int | None = _option(count, None, "requests that run at a time, except static (256)")
+    policy: str = _option(str, "fcfs", "who goes first: by arrival, or by priority", ("fcfs", "priority"))
+    prefix_caching: bool = _option(switch, False, "share blocks of equal prefixes")
+    preemption: str = _option(
+        str, "recompute", "what becomes of a victim's K and V when blocks run out", ("recompute", "swap")
+    )
+    swap_space: float | None = _option(positive, None, "GiB of host memory for swapped blocks (4)")
+    utilization: float | None = _option(share, None, "share of the GPU's memory that may be used (0.9)")
+    num_blocks: int | None = _option(count, None, "blocks of the KV cache, instead of what the GPU has room for")
+    block_size: int = _option(count, 16, "tokens of a block")
+    eff_compute: float | None = _option(share, None, "share of the GPU's FLOPs that is reached (0.72)")
+    eff_memory: float | None = _option(share, None, "share of its memory bandwidth that is reached (0.65)")
+    overhead: float | None = _option(seconds, None, "seconds added to every step (0.0005)")
+    slo: Limits = _option(
+        objectives, (), "objectives for goodput in seconds: ttft=0.5,itl=0.1; also tpot, e2e", (), False
+    )
+
+    def without_effect(self) -> list[str]:
+        """Options that were given but change nothing beside the others."""
+        with_trace, static = self.trace is not None, self.batching == "static"
+        mute = {
+            "workload": with_trace, "requests": with_trace, "seed": with_trace, "batch_size": not static,
+            "chunk": static, "max_num_seqs": static, "swap_space": self.preemption != "swap",
+            "utilization": self.num_blocks is not None,
+        }  # fmt: skip
+        return [name for name, is_mute in mute.items() if is_mute and getattr(self, name) is not None]
+
+    def check(self) -> None:
+        """Raises CBServeError naming an option that would be ignored, and the one that it does not go with."""
+        partners = {
+            "workload": "--trace; give one of the two", "requests": "--trace; take --limit", "seed": "--trace",
+            "batch_size": "--batching " + self.batching + ", only with static; take --max-num-seqs",
+            "chunk": "--batching static, which packs whole prompts", "utilization": "--num-blocks",
+            "max_num_seqs": "--batching static; take --batch-size", "swap_space": "--preemption recompute",
+        }  # fmt: skip
+        for name in self.without_effect():
+            raise CBServeError(f"{flag_of(name)} has no effect with {partners[name]}")
+
+    def normal(self) -> Settings:
+        """Without the options that change nothing: two grid points that mean the same are one."""
+        mute: dict[str, Any] = dict.fromkeys(self.without_effect())
+        return replace(self, **mute)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can hold, and `of_dict` reads."""
+        return asdict(self) | {"slo": dict(self.slo)}
+
+
+OPTIONS: dict[str, Field[Any]] = {option.name: option for option in fields(Settings)}
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def parse(name: str, text: str) -> Any:
+    """The value of option `name`, as the command line reads it.
+
+    Raises:
+        CBServeError: it is none.
+    """
+    option = OPTIONS[name].metadata
+    choices = option["choices"]
+    if choices and text not in choices:
+        raise CBServeError(f"{name.replace('_', '-')}={text!r}: there are {', '.join(choices)}")
+    try:
+        return option["parse"](text)
+    except argparse.ArgumentTypeError as error:
+        raise CBServeError(f"{name.replace('_', '-')}={error}") from None

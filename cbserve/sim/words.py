@@ -1,0 +1,63 @@
+"""The numbers of a point as tables, for the terminal and the report alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cbserve.sim.settings import Limits
+from cbserve.viz.style import number, percent
+from cbserve.viz.table import Table, table
+
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+STATISTICS = ("mean", "p50", "p90", "p99")
+
+
+def tables(found: dict[str, Any], slo: Limits) -> list[Table]:
+    """Rates and shares, then latencies."""
+    refused = f"{found['refused']:,}" + (f": {found['first_refusal']}" if found["first_refusal"] else "")
+    rows = [
+        ("requests", f"{found['requests']:,} in {_of(found['makespan_s'], 's')}, {found['steps']:,} steps"),
+        (
+            "throughput",
+            f"{_of(found['tokens_per_s'], 'output tokens/s')}, {_of(found['requests_per_s'], 'requests/s')}",
+        ),
+    ]
+    if slo:
+        limits = ", ".join(f"{LATENCIES[name]} <= {number(limit)} s" for name, limit in slo)
+        kept = f"{_of(found['goodput_per_s'], 'requests/s')}, {share(found['goodput_share'])} of all, kept {limits}"
+        rows.append(("goodput", kept))
+    rows += [
+        ("slot utilisation", share(found["slot_utilisation"])),
+        ("KV cache in use", f"{share(found['kv_mean'])} on the mean while busy, {share(found['kv_peak'])} at the peak"),
+        ("preemptions", f"{found['preemptions']:,}"),
+        ("refused", refused),
+    ]
+    latencies = [
+        [label, *(milliseconds(found["latency_s"][name].get(which)) for which in STATISTICS)]
+        for name, label in LATENCIES.items()
+    ]
+    return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies)]
+
+
+def milliseconds(value: float | None) -> float | None:
+    """For a cell: None stays None."""
+    return None if value is None else 1e3 * value
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else percent(value)
+
+
+def _of(value: float | None, unit: str) -> str:
+    return f"- {unit}" if value is None else f"{number(value)} {unit}"
+
+
+def rounded(value: float) -> float:
+    """Three significant digits: more would claim more than a simulation knows."""
+    return float(f"{value:.3g}") if math.isfinite(value) else value
+
+
+def duration(value: float) -> str:
+    """0.0928 s as "92.8 ms", 65 s as "65 s"."""
+    return f"{number(rounded(1e3 * value))} ms" if value < 1 else f"{number(rounded(value))} s"

@@ -1,0 +1,187 @@
+"""A sweep: written down point by point, resumed, and not stopped by a point that is refused or a worker that dies."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cbserve import cli
+from cbserve.errors import CBServeError
+from cbserve.sim import pool, sweep
+from cbserve.sim.pool import Cluster, Lost, Processes
+from cbserve.sim.settings import Settings
+from cbserve.sim.sweep import Record, grid, read_axes, run_point
+from cbserve.sim.sweep_report import charts, frontier, refusals, sweep_table
+
+BASE = Settings(requests=30)
+AXES = read_axes("rate=2,8;chunk=256,2048")
+POINTS = grid(BASE, AXES)
+
+
+def one_by_one(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for item in items:
+        yield item, function(item)
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    path, ran = tmp_path / "s.jsonl", []
+
+    def run(settings: Settings) -> dict[str, Any]:
+        ran.append(settings)
+        return run_point(settings)
+
+    rows, lost = sweep.sweep(POINTS[:3], Record(path), one_by_one, run=run)
+    assert ran == POINTS[:3] and not lost and len(path.read_text().splitlines()) == 3
+    done: list[int] = []
+    again, _ = sweep.sweep(POINTS, Record(path), one_by_one, done.append, run)
+    assert ran == POINTS and again[:3] == rows and done == [3, 1]
+    assert [row["settings"]["rate"] for row in again] == [2, 2, 8, 8]
+    sweep.sweep(grid(Settings(requests=31), AXES), Record(path), one_by_one, run=run)
+    assert len(ran) == 8  # another setting: other points
+    assert all(json.loads(line)["numbers"]["requests"] in (30, 31) for line in path.read_text().splitlines())
+
+
+def test_a_cut_last_line_is_dropped_and_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    rows, _ = sweep.sweep(POINTS[:2], Record(path), one_by_one)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    record = Record(path)
+    assert record.dropped and len(record.found) == 1
+    again, _ = sweep.sweep(POINTS[:2], record, one_by_one)
+    assert again == rows and path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("text", ["{}\n", "[1]\n", "words\n", '{"event": "header"}\n', '{"key": "a"}\n'])
+def test_a_file_that_is_no_sweep_is_left_alone(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(text)
+    with pytest.raises(CBServeError, match="line 1: is no point of a sweep"):
+        Record(path)
+    assert path.read_text() == text
+
+
+def test_processes_give_the_same_as_one_by_one(tmp_path: Path) -> None:
+    here, _ = sweep.sweep(POINTS, Record(tmp_path / "a.jsonl"), one_by_one)
+    there, lost = sweep.sweep(POINTS, Record(tmp_path / "b.jsonl"), Processes(2))
+    assert here == there and not lost
+
+
+def fragile(number: int) -> int:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+    if number == 2:
+        raise ZeroDivisionError("two is too many")
+    return 10 * number
+
+
+def test_a_worker_that_dies_takes_only_its_point_along() -> None:
+    outcomes = dict(Processes(2)(fragile, list(range(6))))
+    assert {number: outcomes[number] for number in (0, 3, 4, 5)} == {0: 0, 3: 30, 4: 40, 5: 50}
+    assert isinstance(outcomes[1], Lost) and "died (exit code" in outcomes[1].reason
+    assert isinstance(outcomes[2], Lost) and "ZeroDivisionError: two is too many" in outcomes[2].reason
+
+
+def test_a_lost_point_is_reported_and_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+
+    def unlucky(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        for item in items:
+            yield item, Lost("its worker died") if item == POINTS[1] else function(item)
+
+    rows, lost = sweep.sweep(POINTS, Record(path), unlucky)
+    assert lost == [(POINTS[1], "its worker died")] and len(rows) == 3
+    rows, lost = sweep.sweep(POINTS, Record(path), one_by_one)
+    assert not lost and [row["settings"]["chunk"] for row in rows] == [256, 2048, 256, 2048]
+
+
+def test_the_command_records_refusals_resumes_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s.jsonl"
+    grid_text = "rate=2,8;model=llama-3.1-8b,llama-3.1-70b"
+    command = ["sim", "--requests", "30", "--slo", "ttft=1", "--sweep", grid_text, "--jobs", "1", "--out", str(out)]
+    assert cli.main(command) == 0
+    first = capsys.readouterr()
+    assert "model=llama-3.1-70b and 1 more: Llama-3.1-70B does not fit" in first.err
+    assert "= left for K and V" in first.err and "goodput/s" in first.out
+    lines = out.read_text().splitlines()
+    assert len(lines) == 4 and sum("error" in json.loads(line) for line in lines) == 2
+    page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 4 and "does not fit" in page and "<script" not in page
+    assert cli.main(command) == 0
+    assert out.read_text().splitlines() == lines
+    assert capsys.readouterr().out == first.out
+    assert cli.main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == sorted(
+        map(json.loads, lines), key=lambda row: (row["settings"]["rate"], "error" in row)
+    )
+
+
+class FakeRay(SimpleNamespace):
+    """As much of Ray as is used. Tasks run when they are waited for; one dies."""
+
+    def init(self, address: str) -> None:
+        if address == "nowhere":
+            raise ConnectionError("no head node")
+        self.log.append(("init", address))
+
+    def shutdown(self) -> None:
+        self.log.append(("shutdown",))
+
+    def remote(self, **options: int) -> Callable[..., Any]:
+        self.log.append(("options", options))
+        return lambda function: SimpleNamespace(remote=lambda *args: SimpleNamespace(call=(function, args)).call)
+
+    def wait(self, refs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return refs[-1:], refs[:-1]
+
+    def get(self, ref: Any) -> Any:
+        function, args = ref
+        if args[1] == 1:
+            raise RuntimeError("The worker died unexpectedly")
+        return function(*args)
+
+
+def test_a_cluster_gets_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay(log=[])
+    monkeypatch.setattr(pool, "load_ray", lambda: ray)
+    outcomes = dict(Cluster("10.0.0.1:6379")(fragile, [0, 1, 2, 3]))
+    assert outcomes[0] == 0 and outcomes[3] == 30
+    assert "The worker died unexpectedly" in outcomes[1].reason and "ZeroDivisionError" in outcomes[2].reason
+    assert ray.log == [("init", "10.0.0.1:6379"), ("options", {"max_retries": 0}), ("shutdown",)]
+    with pytest.raises(CBServeError, match="cluster='nowhere' cannot be reached"):
+        list(Cluster("nowhere")(fragile, [0]))
+
+
+def row(rate: float, chunk: int, tokens: float, ttft: float) -> dict[str, Any]:
+    latency = {name: {"p50": ttft / 2, "p99": ttft} for name in ("ttft", "itl")}
+    found = {"tokens_per_s": tokens, "latency_s": latency, "goodput_per_s": 1.0, "kv_peak": 0.5}
+    settings = Settings(rate=rate, chunk=chunk).as_dict()
+    return {"settings": settings, "numbers": found | {"preemptions": 0, "refused": 0}}
+
+
+def test_a_line_for_each_setting_along_the_rate() -> None:
+    rows = [row(1, 256, 100, 0.1), row(1, 512, 90, 0.05), row(4, 256, 300, 2), row(4, 512, 200, 1)]
+    axes = {"rate": [1.0, 4.0], "chunk": [256, 512]}
+    for figure in [draw(width) for draw in charts(rows, axes, {"ttft": 0.5}) for width in (880, 400)]:
+        assert {name for name, *_ in figure.table[1]} == {"chunk 256", "chunk 512"}
+        assert "300 tokens/s" in figure.title
+    text = str(sweep_table([*rows, {"settings": rows[0]["settings"], "error": "no room"}], axes, {"ttft": 0.5}))
+    assert text.count("\n") == 7 and "TTFT <= 0.5 s" in text
+
+
+def test_many_lines_become_the_frontier() -> None:
+    rows = [row(1, chunk, chunk, 1000 / chunk if chunk != 20 else 900) for chunk in range(10, 30)]
+    (first, _) = charts(rows, {"rate": [1.0], "chunk": list(range(10, 30)), "seed": [0]}, {})
+    assert {name for name, *_ in first(880).table[1]} == {"frontier"}
+    assert frontier([(1, 5), (2, 4), (3, 6), (4, 7), (4, 8), (2, 9)]) == [(2, 4), (3, 6), (4, 7)]
+
+
+def test_nothing_is_drawn_when_every_point_is_refused() -> None:
+    refused = [{"settings": point.as_dict(), "error": f"no room\n{point.rate}"} for point in POINTS]
+    assert charts(refused, AXES, {}) == []
+    assert refusals(refused, AXES) == [("rate=2, chunk=256 and 3 more", "no room\n2.0")]
