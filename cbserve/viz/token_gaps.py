@@ -54,7 +54,7 @@ def token_gaps(
     gap_x, first_x = right + 14, right + 122
     last = draw_x(canvas, scale, top - 4, bottom, x_name)
     canvas.text(gap_x, top - 12, "longest gap", "a")
-    canvas.text(first_x, top - 12, "▲ its first token", "a")
+    canvas.text(first_x, top - 12, "▲ first token", "a")
     canvas.line(scale(0), top - 8, scale(0), bottom, "e", stroke_dasharray="5 3")
     at = min(max(scale(0) - style.text_width(event, 12) / 2, 16), right - style.text_width(event, 12))
     canvas.text(at, top - 12, event, "b halo")
