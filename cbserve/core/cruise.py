@@ -55,7 +55,8 @@ class Cruise:
         self._publishes = publishes
         self._growing: dict[int, list[Member]] = {}  # by the step that needs a block
         self._filling: dict[int, list[Member]] = {}  # by the step that fills one
-        self._lasts: list[tuple[int, int, Member]] = []  # a heap: who ends by length, and when
+        self._lasts: list[tuple[int, int, Member]] = []  # a heap: who ends by length, and when; ties by number
+        self._num_joined = 0
 
     def __len__(self) -> int:
         return len(self.members)
@@ -72,7 +73,8 @@ class Cruise:
         self._growing.setdefault(member.joined + room, []).append(member)
         if self._publishes:
             self._filling.setdefault(self.step + size - member.base % size, []).append(member)
-        heapq.heappush(self._lasts, (member.last, seq.seq_id, member))
+        self._num_joined += 1
+        heapq.heappush(self._lasts, (member.last, self._num_joined, member))
 
     def leave(self, seq: Sequence) -> None:
         """`seq` decodes no more; its books are up to date."""

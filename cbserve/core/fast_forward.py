@@ -24,7 +24,6 @@ class FastForward(Duties):
     held: dict[int, Sequence]
     _by_id: dict[int, Sequence]
     _step: int
-    _prefill_streak: int
     _skipped: bool
     _num_evictions: int
 
@@ -52,10 +51,10 @@ class FastForward(Duties):
             growing.append(len(row.block_table) * size - row.end)
         if num_rows != len(self.running):
             return 1
-        if self.kv.enable_prefix_caching and len(
-            self.policy
-        ):  # a block that becomes full may be what the first waits for
-            steps = min(steps, min(room if room else size for room in growing))
+        if not growing:
+            return 1
+        if self._waits_for_blocks(plan):  # a block that becomes full may be one that the first in the queue wants
+            steps = min(steps, 1 + min(growing))
         return min(steps, 1 + self._steps_until_full(growing))
 
     def advance(self, plan: StepPlan, count: int, sampled: SequenceOf[SequenceOf[int]]) -> None:
@@ -99,7 +98,6 @@ class FastForward(Duties):
                 self._by_id[row.seq_id].num_computed_tokens = ends[at] + steps - 1
                 row.start, row.token_ids = row.start + steps, sampled[at][-1:]
         self._step += steps
-        self._prefill_streak = 0
         self._count_evictions(plan)
 
     # ---- the group of those that decode in every step -----------------------------------------------------------
@@ -107,15 +105,11 @@ class FastForward(Duties):
     def keep_cruise(self) -> None:
         """From now on, tell sequences that decode in every step as one group (`StepPlan.steady`), where the order among
         them is fixed and no duty is a learner's. The executor must know of it."""
-        policy = type(self.policy)
-        orders_by_fixed_key = policy.key in (Policy.key, Priority.key) and (policy.order, policy.victim) == (
-            Policy.order,
-            Policy.victim,
-        )
-        if (
-            self._decides_by_itself and orders_by_fixed_key and policy.served is Policy.served
-            and not self.policy.may_displace and self.batching.mixed and not self.batching.keeps_finished
-        ):  # fmt: skip
+        policy, batching = type(self.policy), self.batching
+        orders_by_fixed_key = policy.key in (Policy.key, Priority.key) and policy.order is Policy.order
+        only_orders = policy.victim is Policy.victim and policy.served is Policy.served and not self.policy.may_displace
+        steps_all = batching.mixed and not batching.keeps_finished
+        if self._decides_by_itself and orders_by_fixed_key and only_orders and steps_all:
             self.cruise = Cruise(self.kv.block_size, self.kv.enable_prefix_caching)
 
     def _cruise(self, cruise: Cruise, step: Step) -> None:

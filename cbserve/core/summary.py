@@ -146,6 +146,7 @@ class RunFold:
         elif isinstance(event, Preempted):
             self.num_preemptions += 1
             self._catch_up(self._live[event.seq_id])
+            self._live[event.seq_id].told = -1
         elif isinstance(event, Refused):
             self.num_refused += 1
             self._arrivals.pop(event.request_id, None)

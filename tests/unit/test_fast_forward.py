@@ -93,12 +93,12 @@ job = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    jobs=st.lists(job, min_size=1, max_size=8),
+    jobs=st.lists(job, min_size=1, max_size=10),
     batching=st.sampled_from(BATCHINGS),
     policy=st.sampled_from([FCFS, Priority, lambda: Priority(displace=True)]),
-    num_blocks=st.integers(30, 60),
+    num_blocks=st.integers(19, 60),
     prefix=st.booleans(),
     swap=st.booleans(),
 )
