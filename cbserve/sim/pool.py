@@ -93,6 +93,8 @@ def _outcome(function: Callable[[Item], Any], item: Item) -> Any:
     logging.getLogger("cbserve").setLevel(logging.ERROR)  # preemptions are in the numbers; a warning a point is noise
     try:
         return function(item)
+    except CBServeError as error:
+        return Lost(str(error))
     except Exception:
         return Lost(traceback.format_exc(limit=-3).strip())
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
+from cbserve.core.plan import Ramp
 from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace
 
 Piece = tuple[float, float, float, float]  # from, to (seconds), value there, value there
@@ -33,23 +34,24 @@ def series(events: Iterable[Event]) -> Series:
     end = 0.0
     for event in events:
         if isinstance(event, StepEvent):
-            ends = list(event.ends())
+            durations = list(Ramp(event.ramp).durations()) if event.count > 1 else [event.end_s - event.start_s]
+            first_end = event.start_s + durations[0]
             sampled = {row.seq_id for row in event.rows if row.num_sampled}
             steady = len(going) if event.num_steady else 0  # these rows are not told one by one
-            gap = round(ends[0] - end, 6)
+            gap = round(first_end - end, 6)
             if steady:
                 found.gaps[gap] += steady
             for seq_id in sampled:
                 if seq_id in going:
                     found.gaps[gap] += 1
                 elif (before := paused.pop(seq_id, None)) is not None:
-                    found.gaps[round(ends[0] - before, 6)] += 1
+                    found.gaps[round(first_end - before, 6)] += 1
                 else:
                     arrival = asked.pop(seq_id)
-                    found.ttft.append((arrival, ends[0] - arrival))
-            if len(ends) > 1 and steady + len(sampled):
-                for a, b in pairwise(ends):
-                    found.gaps[round(b - a, 6)] += steady + len(sampled)
+                    found.ttft.append((arrival, first_end - arrival))
+            if (given := steady + len(sampled)) and event.count > 1:
+                for duration in durations[1:]:
+                    found.gaps[round(duration, 6)] += given
             if not steady:
                 paused |= dict.fromkeys(going - sampled, end)
                 going.clear()

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from cbserve.errors import CBServeError
 
@@ -132,14 +132,18 @@ class Settings:
 
     def check(self) -> None:
         """Raises CBServeError naming an option that would be ignored, and the one that it does not go with."""
+        for name in self.without_effect():
+            self.refuse(name)
+
+    def refuse(self, name: str) -> NoReturn:
+        """Say that option `name` has no effect."""
         partners = {
             "workload": "--trace; give one of the two", "requests": "--trace; take --limit", "seed": "--trace",
-            "batch_size": "--batching " + self.batching + ", only with static; take --max-num-seqs",
+            "batch_size": f"--batching {self.batching}, only with static; take --max-num-seqs",
             "chunk": "--batching static, which packs whole prompts", "utilization": "--num-blocks",
             "max_num_seqs": "--batching static; take --batch-size", "swap_space": "--preemption recompute",
         }  # fmt: skip
-        for name in self.without_effect():
-            raise CBServeError(f"{flag_of(name)} has no effect with {partners[name]}")
+        raise CBServeError(f"{flag_of(name)} has no effect with {partners[name]}")
 
     def normal(self) -> Settings:
         """Without the options that change nothing: two grid points that mean the same are one."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from cbserve import __version__
 from cbserve.calibration import calibration_path
+from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError
 from cbserve.sim.device import device_of
 from cbserve.sim.point import numbers, prepare, workload_of
@@ -52,14 +53,17 @@ def grid(base: Settings, axes: Axes) -> list[Settings]:
     """Every combination once; options without effect beside the others do not make points of their own.
 
     Raises:
-        CBServeError: there are too many.
+        CBServeError: there are too many, or an option has no effect in any of them.
     """
     size = 1
     for values in axes.values():
         size *= len(values)
     if size > MOST_POINTS:
         raise CBServeError(f"--sweep: {size:,} points; at most {MOST_POINTS:,}")
-    points = (replace(base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    points = [replace(base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    for name in points[0].without_effect():
+        if all(name in point.without_effect() for point in points):
+            points[0].refuse(name)
     return list(dict.fromkeys(point.normal() for point in points))
 
 
@@ -101,7 +105,7 @@ def run_point(settings: Settings) -> dict[str, Any]:
     """Simulate one point: {"numbers": ...}, or {"error": ...} where it is refused. It runs in a worker."""
     try:
         return {"numbers": numbers(prepare(settings).run(), settings)}
-    except CBServeError as error:
+    except InvalidRequestError as error:  # it will never fit; what may pass, such as a trace out of reach, is raised
         return {"error": str(error)}
 
 
@@ -135,16 +139,22 @@ class Record:
                 raise CBServeError(
                     f"{self.path}, line {number}: is no point of a sweep; give another --out, or delete the file"
                 ) from None
-        if len(whole) < len(data):  # the sweep was killed while it wrote
+        rest, begins = data[len(whole) :], b'{"key": '
+        if rest:  # the sweep was killed while it wrote
+            if not rest.startswith(begins) and not begins.startswith(rest):
+                raise CBServeError(f"{self.path}: its last line is no point of a sweep; give another --out")
             self.dropped = True
             with open(self.path, "r+b") as file:
                 file.truncate(len(whole))
 
     def add(self, settings: Settings, key: str, outcome: dict[str, Any]) -> None:
         row = {"key": key, "settings": settings.as_dict(), **outcome}
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise CBServeError(f"{self.path}: cannot be written ({error.strerror}); what is in it stays") from None
         self.found[key] = row
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 def sweep(

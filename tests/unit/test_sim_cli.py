@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from cbserve import cli
+from cbserve.calibration import Calibration
 from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
+from cbserve.hardware.models import model_shape
 from cbserve.sim import point as points
 
 FEW = ["sim", "--requests", "40", "--rate", "4"]
@@ -61,6 +63,27 @@ def test_overrides_are_used_and_said(capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(slowed["assumptions"])
     assert "x 0.36)" in text and "plus 1 ms" in text and "overhead: as given" in text
     assert slowed["numbers"]["num_blocks"] == 3000 and "3,000 blocks of 16 = 48,000 tokens, as given" in text
+
+
+def test_this_machine_is_as_it_was_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
+    here = ["sim", "--requests", "10", "--gpu", "this", "--num-blocks", "4000"]
+    assert cli.main(here) == 2
+    assert "cbserve calibrate" in capsys.readouterr().err
+    values = {"eff_compute": 0.5, "eff_memory": 0.25, "overhead_s": 0.002, "overlap": 0.0}
+    model = model_shape("qwen2.5-0.5b")
+    Calibration(model, "a small box", 100e9, 10e9, values, dict.fromkeys(values, 0.0), "2026-01-02T03:04:05Z").save()
+    for more, said in (
+        ([], "Qwen2.5-0.5B on a small box takes the longer of FLOPs / (0.1 TFLOP/s x 0.5)"),
+        (["--overhead", "0.5"], "plus 500 ms"),
+        (["--model", "llama-3.1-8b"], "calibrated with Qwen2.5-0.5B on 2026-01-02; for Llama-3.1-8B an assumption"),
+    ):
+        assert cli.main([*here, *more]) == 0
+        assert said in capsys.readouterr().out
+    assert cli.main(here[:-2]) == 2
+    assert "give --num-blocks" in capsys.readouterr().err
 
 
 def test_swapping_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +190,7 @@ def test_help_names_every_batching(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_an_interrupted_run_leaves_no_file(tmp_path: Path) -> None:
-    arguments = ["--requests", "200000", "--rate", "4", "--out", "run.jsonl", "--no-report"]
+    arguments = ["--requests", "20000", "--rate", "4", "--out", "run.jsonl", "--no-report"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "cbserve", "sim", *arguments], cwd=tmp_path, env=environment, stderr=subprocess.PIPE

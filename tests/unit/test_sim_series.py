@@ -16,7 +16,7 @@ COST = Roofline.on("a100-80", "llama-3.1-8b")
 
 
 def run(batching: Batching, num_blocks: int = 20_000, fast_forward: bool = True) -> Simulation:
-    workload = azure_twin("conv", 40, seed=3, rate=12)
+    workload = azure_twin("conv", 30, seed=3, rate=12)
     longest = max(job.num_output_tokens for job in workload.jobs)
     return simulate(workload, COST, num_blocks, batching=batching, max_tokens=longest, fast_forward=fast_forward)
 

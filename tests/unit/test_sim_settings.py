@@ -85,6 +85,12 @@ def test_points_that_mean_the_same_are_one() -> None:
     assert [(point.batching, point.chunk) for point in points] == [("static", None), ("mixed", 256), ("mixed", 512)]
 
 
+def test_an_option_without_effect_anywhere_in_a_grid_is_refused() -> None:
+    with pytest.raises(CBServeError, match="--chunk has no effect with --batching static"):
+        grid(Settings(batching="static", chunk=512), read_axes("rate=1,2"))
+    assert len(grid(Settings(chunk=512), read_axes("batching=static,mixed"))) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -57,11 +57,11 @@ def test_a_cut_last_line_is_dropped_and_run_again(tmp_path: Path) -> None:
     assert again == rows and path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("text", ["{}\n", "[1]\n", "words\n", '{"event": "header"}\n', '{"key": "a"}\n'])
+@pytest.mark.parametrize("text", ["{}\n", "[1]\n", "words\n", "words", '{"event": "header"}\n', '{"key": "a"}\n'])
 def test_a_file_that_is_no_sweep_is_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(text)
-    with pytest.raises(CBServeError, match="line 1: is no point of a sweep"):
+    with pytest.raises(CBServeError, match="line( 1:)? is no point of a sweep"):
         Record(path)
     assert path.read_text() == text
 
@@ -85,6 +85,12 @@ def test_a_worker_that_dies_takes_only_its_point_along() -> None:
     assert {number: outcomes[number] for number in (0, 3, 4, 5)} == {0: 0, 3: 30, 4: 40, 5: 50}
     assert isinstance(outcomes[1], Lost) and "died (exit code" in outcomes[1].reason
     assert isinstance(outcomes[2], Lost) and "ZeroDivisionError: two is too many" in outcomes[2].reason
+
+
+def test_a_trace_out_of_reach_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(CBServeError, match="gone.csv"):
+        run_point(Settings(trace=str(tmp_path / "gone.csv")))
+    assert "left for K and V" in run_point(Settings(model="llama-3.1-70b", requests=2))["error"]
 
 
 def test_a_lost_point_is_reported_and_tried_again(tmp_path: Path) -> None:
