@@ -136,7 +136,7 @@ POOL = [
     (pool(free=free_forgets_holders), "free of a shared block"),
     (pool(free=free_never_lists), "leak: nobody holds"),
     (pool(free=lambda self, block_ids: list(block_ids)), "leak: nobody holds"),
-    (pool(free=free_twice_through), "leak: nobody holds"),
+    (pool(free=free_twice_through), "an iterator shows its blocks to one loop"),
     (pool(free=free_never_refuses), "double free: free of a block that nobody holds must raise"),
     (pool(free=free_ignores_unheld), "double free: free of a block that nobody holds must raise"),
     (pool(free=free_keeps_count), "free takes one holder"),
@@ -155,7 +155,6 @@ SLOT = [
     (lambda p, t, b: (t[p // b] * b, p % b), "not the slot at which it begins"),
     (lambda p, t, b: (t[p // b] + p % b, p % b), "block id used as position"),
     (lambda p, t, b: (t[p // b], p % b + 1), "do not add one"),
-    (lambda p, t, b: t[p // b] * b + p % b, "a list is wanted"),
 ]
 
 
@@ -254,6 +253,18 @@ def minus_infinity(state, q, k, v, seen, scale):
     return top, state[1] * shrink + weights.sum(1), state[2] * shrink[:, None] + weights @ v
 
 
+def upside_down(state, q, k, v, seen, scale):
+    scores = q @ k[:seen].T * scale
+    top = torch.maximum(state[0], scores.amax(1))
+    grow, weights = torch.exp(top - state[0]), torch.exp(scores - top[:, None])
+    return top, state[1] * grow + weights.sum(1), state[2] * grow[:, None] + weights @ v[:seen]
+
+
+def divided(state, q, k, v, seen, scale):
+    best, total, values = absorb(state, q, k, v, seen, scale)
+    return best, total, values / total[:, None]
+
+
 def last_only(state, q, k, v, seen, scale):
     fresh = torch.full_like(state[0], -torch.inf), state[1] * 0, state[2] * 0
     return absorb(fresh, q, k, v, seen, scale)
@@ -264,6 +275,9 @@ ONLINE = [
     (absorbing(of_values=False), "`values` must shrink with it"),
     (absorbing(of_total=False), "`total` must shrink with it"),
     (absorbing(grow=False, of_total=False, of_values=False), "softmax not rescaled|the larger of the old one"),
+    ((idle_kernel, lambda *args: absorb(*args, grow=False)), "all blocks so far"),
+    ((idle_kernel, upside_down), "at the first block, where the old maximum is -inf"),
+    ((idle_kernel, divided), "divide once, at the end"),
     (absorbing(masked=False), "missing mask in the last block"),
     (absorbing(scaled=False), "softmax without scale"),
     ((idle_kernel, no_maximum), "exp of a large score is infinite"),
@@ -396,7 +410,19 @@ def test_where_triton_is_missing_the_check_says_so_and_takes_absorb(monkeypatch:
 
 @pytest.mark.parametrize(
     ("id", "answer"),
-    [("lab3.ex1", slot_of), ("lab3.ex3", lambda *args: [1.0]), ("lab3.ex4", absorb), ("lab3.ex6", gains)],
+    [
+        ("lab3.ex1", slot_of),
+        ("lab3.ex2", lambda p, table, size: table[p // size] * size + p % size),
+        ("lab3.ex3", lambda *args: [1.0]),
+        ("lab3.ex3", lambda *args: paged_decode(*args)[None]),
+        ("lab3.ex3", lambda *args: paged_decode(*args).flatten()),
+        ("lab3.ex3", lambda *args: print("no return")),
+        ("lab3.ex4", absorb),
+        ("lab3.ex4", (idle_kernel, lambda *args: print("no return"))),
+        ("lab3.ex4", (idle_kernel, lambda *args: absorb(*args)[2])),
+        ("lab3.ex4", (idle_kernel, lambda state, *rest: (state[0][:, None], *state[1:]))),
+        ("lab3.ex6", gains),
+    ],
 )
 def test_an_answer_of_the_wrong_kind_is_told_what_is_wanted(id: str, answer: Any) -> None:
     outcome = examine(get(id), answer)

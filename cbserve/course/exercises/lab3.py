@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from cbserve.core.errors import SchedulerError
-from cbserve.course.exercise import Case, Exercise, is_written
+from cbserve.course.exercise import Case, Exercise, call, is_written
 from cbserve.course.exercises.paging import (
     AttentionCase,
     agrees,
@@ -155,6 +155,13 @@ def _slot_cases(seed: int) -> list[Case]:
     return fixed + drawn
 
 
+def _run_slot(answer: Any, args: Case) -> Any:
+    value = call(answer, args)
+    if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
+        raise SchedulerError(f"a pair (block, place in the block) is wanted, and this is {value!r}")
+    return value
+
+
 _SLOT_SLIPS: list[Slip] = [
     (
         lambda p, t, b: (p // b, p % b),
@@ -267,7 +274,7 @@ def _online_is_written(answer: Any) -> bool:
 def _run_online(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise KernelError('two answers are wanted, one of them written: check("lab3.ex4", decode_kernel, absorb)')
-    return as_value(block_by_block(*answer)(*tensors(args[0])))
+    return as_value(block_by_block(*answer)(*tensors(args[0])), args[0])
 
 
 def _words_online(answer: Any, args: Case) -> str:
@@ -278,7 +285,15 @@ def _words_online(answer: Any, args: Case) -> str:
 def _diagnose_online(args: Case, value: Any, expected: Any) -> str:
     (case,) = args
     if value["not finite"] == case["heads"] * case["head_dim"] and not (case.get("poison") or case.get("loud")):
-        return "no number of the output is finite: was it stored, for the heads that this program owns?"
+        return (
+            "no number of the output is finite: was it stored, for the heads that this program owns? Or is a factor "
+            "infinite at the first block, where the old maximum is -inf: exp(old - new) is 0 there, exp(new - old) not"
+        )
+    if value["not finite"] and case.get("loud"):
+        return (
+            "exp of a large score is infinite: take off the largest score of all blocks so far, which never falls, "
+            "and no exponent is above 0"
+        )
     if value["not finite"]:
         return _not_finite(case)
     if rule := named_fault(case, value, ("slot", "seen", "score", "head", "values"), online=True):
@@ -523,11 +538,12 @@ EXERCISES = (
         hints=(
             "How many positions share one entry of the table?",
             "Whole blocks before the position tell which entry; what is left over tells the place.",
-            "position // block_size is an index into block_table, position % block_size the place in that block.",
+            "divmod(position, block_size) gives both at once. Only one of the two goes through block_table.",
         ),
         cases=_slot_cases,
         reference=slot_of,
         diagnose=_diagnose_slot,
+        run=_run_slot,
     ),
     Exercise(
         id="lab3.ex3",
@@ -548,7 +564,7 @@ EXERCISES = (
         reference=reference,
         diagnose=_diagnose_decode,
         compare=agrees,
-        run=lambda answer, args: as_value(answer(*tensors(args[0]))),
+        run=lambda answer, args: as_value(answer(*tensors(args[0])), args[0]),
         words=lambda answer, args: f"your paged_decode, {told(args[0])}",
         gave=gave,
     ),
@@ -561,12 +577,15 @@ EXERCISES = (
         points=5,
         hints=(
             "You see one block at a time, and the maximum so far may be too small. What do the sums that you have "
-            "already become when a larger one arrives?",
+            "already become when a larger one arrives? For the kernel write down first which element of the flat "
+            "cache [block, place, kv_head, column] is.",
             "Keep three things for each head: the best score so far, the total of the exponentials, and the weighted "
-            "sum of V. Before a block is added, total and values shrink by exp(old best - new best).",
-            "top = maximum(best, this block's maximum); shrink = exp(best - top); weights = exp(scores - top). "
-            "total = total * shrink + the weights' sum; values the same with weights times V. Slots beyond the context "
-            "get the score -inf, and their V is not loaded.",
+            "sum of V. Before a block is added, total and values shrink by exp(old best - new best). In the kernel a "
+            "token's row is (block * BLOCK_SIZE + place) * KV_HEADS + kv_head, and each row has HEAD_DIM elements.",
+            "In this order: scores, with -inf beyond the context; the new best, the larger of the old and this "
+            "block's; shrink both sums; weights = exp(scores - new best); add their sum to total, and weights times V "
+            "to values. In the kernel row[:, None] * HEAD_DIM + column[None, :] points to a tile of rows, and "
+            "seen[:, None] masks it in both loads.",
         ),
         cases=_online_cases,
         reference=reference,
@@ -588,8 +607,8 @@ EXERCISES = (
             "What has to cross the link, in bytes? And what has to be computed if nothing crosses it?",
             "Every cached token crosses once on the way out and once on the way in. Recomputing is one prefill of the "
             "same tokens.",
-            "bytes = tokens * bytes a token; out_ms = 1000 * bytes / link; the round trip is twice that; recompute_ms "
-            "= 1000 * tokens / prefill rate.",
+            "An amount over a rate a second gives seconds, for bytes over the link as for tokens over the prefill; a "
+            "second has 1,000 ms. K and V are both in kv_bytes_per_token already.",
         ),
         cases=_cost_cases,
         reference=preemption_cost,
@@ -606,8 +625,9 @@ EXERCISES = (
             "A hit saves prefill and nothing else. What part of the time can it save at most?",
             "Time that is left: 1 - f h. Tokens that a request stores by itself: c - s, beside s once for all. For n "
             "replicas compare n times the throughput at the new hit rate with one at its own.",
-            "compute = 1 / (1 - f h); batch = ((M - s) / (c - s)) / (M / c); times = n (1 - f hit_one) / (1 - f "
-            "hit_many), and super-linear is times > n.",
+            "compute is 1 over the time that is left. batch is the number of requests with sharing over the number "
+            "without. times: write one replica's speed as 1 over its time left, once with hit_many and once with "
+            "hit_one; then n of the first over one of the second.",
         ),
         cases=_scaling_cases,
         reference=lambda kind, *args: (gains if kind == "gains" else scale_out)(*args),

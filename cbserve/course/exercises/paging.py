@@ -130,6 +130,12 @@ def _run_blocks(absorb: Absorb, arguments: Arguments) -> Tensor:
             seen = min(block_size, context - index * block_size)
             k, v = k_cache[block, :, kv_head].clone(), v_cache[block, :, kv_head].clone()
             state = absorb(state, q[rows].clone(), k, v, seen, scale)
+            if not isinstance(state, tuple) or len(state) != 3:
+                gave = "None: is a `return` missing?" if state is None else type(state).__name__
+                raise TypeError(f"the tuple (best, total, values) is wanted of absorb, and this is {gave}")
+            for name, part in zip(("best", "total"), state, strict=False):
+                _want(f"`{name}` [group]", part, [group])
+            _want("`values` [group, head_dim]", state[2], [group, head_dim])
         _, total, values = state
         out[rows] = values / total[:, None]
     return out
@@ -188,15 +194,25 @@ def reference(case: AttentionCase) -> dict[str, Any]:
     """The engine's own operation on one query."""
     q, k_cache, v_cache, table, context, scale = tensors(case)
     starts, lens = torch.tensor([0, 1]), torch.tensor([context])
-    return as_value(paged_attention(q[None], k_cache, v_cache, table[None], starts, lens, scale)[0])
+    return as_value(paged_attention(q[None], k_cache, v_cache, table[None], starts, lens, scale)[0], case)
 
 
-def as_value(out: Any) -> dict[str, Any]:
-    """Plain values of a result: numbers that are none are counted and shown as 0."""
-    if not isinstance(out, Tensor):
-        raise TypeError(f"a tensor [heads, head_dim] is wanted, and this is {type(out).__name__}")
+def as_value(out: Any, case: AttentionCase) -> dict[str, Any]:
+    """Plain values of a result: numbers that are none are counted and shown as 0.
+
+    Raises TypeError for anything but a tensor [heads, head_dim].
+    """
+    _want("[heads, head_dim]", out, [case["heads"], case["head_dim"]])
     bad = ~torch.isfinite(out)
     return {"not finite": int(bad.sum()), "out": out.masked_fill(bad, 0).tolist()}
+
+
+def _want(what: str, found: Any, shape: list[int]) -> None:
+    is_tensor = isinstance(found, Tensor)
+    if not is_tensor or list(found.shape) != shape:
+        this = f"a tensor {list(found.shape)}" if is_tensor else type(found).__name__
+        this += ": is a `return` missing?" if found is None else ""
+        raise TypeError(f"a tensor {what} is wanted, here {shape}, and this is {this}")
 
 
 def agrees(value: Any, expected: Any) -> bool:
@@ -260,6 +276,7 @@ ONLINE_FAULTS: dict[str, str] = {
     "total kept": "softmax not rescaled: `values` shrinks by exp(old - new), and `total` must shrink with it",
     "maximum of the block": "the new maximum is the larger of the old one and the block's, or `best` may fall again",
     "inverted": "rescaling is upside down: exp(old - new) is at most 1, since the maximum never falls",
+    "divided in between": "divided by `total` after every block: divide once, at the end, when all blocks are in",
     "last block": "only the last block counted: total and values go on from what they were",
 }
 
@@ -314,6 +331,7 @@ def _online(scores: Tensor, v: Tensor, block_size: int, fault: str) -> Tensor:
         total = total * of_total + weights.sum(1)
         sums = torch.einsum("ht,thd->hd", weights, v[first : first + block_size])
         values = values * (of_values[:, None] if isinstance(of_values, Tensor) else of_values) + sums
+        values = values / total[:, None] if fault == "divided in between" else values
         best = top
     return values / total[:, None]
 
@@ -328,7 +346,7 @@ def named_fault(case: AttentionCase, value: Any, aspects: Sequence[str], online:
     for faults, kind in tries:
         if not faults and not kind:
             continue
-        if agrees(value, as_value(attend(arguments, faults, kind))):
+        if agrees(value, as_value(attend(arguments, faults, kind), case)):
             rules = [FAULTS[aspect][fault] for aspect, fault in faults.items()]
             return [*rules, ONLINE_FAULTS.get(kind, "")][0] + (
                 " (and one fault more)" if len(faults) + bool(kind) > 1 else ""

@@ -247,7 +247,10 @@ def _unsound(call: Call, before: list[int], holders: list[int], refused: bool) -
     if still:
         return f"block {still[0]} was handed out and is still in the free list", still
     if lost:
-        return f"leak: nobody holds block {lost[0]}, and it is not in the free list", lost
+        rule = f"leak: nobody holds block {lost[0]}, and it is not in the free list"
+        if name == "free" and counts == before:
+            rule += "; this call changed nothing: an iterator shows its blocks to one loop, not to a second"
+        return rule, lost
     if wrong:
         block = wrong[0]
         rule = {
