@@ -186,13 +186,15 @@ class ParetoExplorer(ParetoView):
             f'<p style="margin:2px 0;line-height:1.45"><b>{escape(who)}:</b> {escape(what)}</p>'
             for who, what in self.story()
         )
-        self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'
         figure = self.draw()
         self._lay_buttons(figure)
         self.picture.value = figure.live_svg()
         self.caption.value = f'<div style="line-height:1.45;max-width:880px">{escape(figure.caption)}</div>'
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
         self.table.value = f'<div style="overflow-x:auto">{tables}</div>' if tables else ""
+        self.sentence.value = (
+            f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'  # last: it is read aloud
+        )
 
     def _lay_buttons(self, figure: Frontier) -> None:
         """A button over each point, at its share of the picture's width and height: a picture cannot call back."""

@@ -105,9 +105,11 @@ class Scene:
             f'<p style="margin:2px 0;line-height:1.45"><b>{escape(who)}:</b> {escape(what)}</p>'
             for who, what in self.told
         )
-        self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'
         self.picture.value = self.figure.live_html(with_table=False)
         self.table.value = f'<div style="overflow-x:auto">{self.figure.table_html()}</div>' if self.data.value else ""
+        self.sentence.value = (
+            f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'  # last: it is read aloud
+        )
 
     def _ipython_display_(self) -> None:
         show(self)
