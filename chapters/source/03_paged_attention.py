@@ -29,8 +29,8 @@ opening = serve([9, 14, 6], prompt_tokens=[7, 5, 10], num_blocks=24, block_size=
 page_map(opening, step=5)
 
 # %% [markdown]
-# A request's pages lie anywhere, between those of others, and it does not matter. What it needs is a list that says
-# where they are.
+# Find A in the list on the left, then its pages in the pool on the right. The third lies behind those of others, and it
+# does not matter: the list says where they are.
 #
 # ## What you will be able to do
 #
@@ -45,11 +45,11 @@ page_map(opening, step=5)
 #
 # ## What reserving costs
 #
-# Before paging, an engine kept the keys and values of a request in *one* piece of memory. The piece had to be as long
-# as the request would ever become. Nobody knows that, so it was the most that the model allows.
+# Before paging, an engine kept the keys and values of a request in *one* piece of memory, as long as the request would
+# ever become. Nobody knows that, so it took the most that the model allows.
 #
-# You can have that engine. It is a scheduler that admits a request only if a free piece is long enough. Below are two
-# of them. One reserves the maximum. The other asks an oracle for the true length.
+# You can have that engine: a scheduler that admits a request only if a free piece is long enough. The first of the two
+# below reserves the maximum. The second asks an oracle for the true length.
 
 # %%
 from cbserve import ContinuousBatching, Scheduler
@@ -170,17 +170,18 @@ table(
 # | page cache | a known prefix is found again |
 # | swap | blocks are copied to CPU memory |
 #
-# *Page* is the lecture's word, *block* the one in code. Now translate a position yourself, as the engine does.
+# *Page* is the lecture's word, *block* the one in code. Now translate a position yourself: where in the first figure is
+# position 13 of C, counted from 0? Then let the engine's rule answer.
 
 # %%
 from cbserve import page_state
 
 state = page_state(opening, step=5)
 tables = {state.owners[seq_id][0]: blocks for seq_id, blocks in state.tables.items()}
-request, position = "B", 9
+request, position = "C", 13
 index, place = divmod(position, state.block_size)
 print(f"block table of {request}: {list(tables[request])}")
-print(f"token {position} is in entry {index}, which is block {tables[request][index]}, at place {place}")
+print(f"position {position} is in entry {index}, which is block {tables[request][index]}, at place {place}")
 
 # %% [markdown]
 # **Where the analogy ends.** No hardware translates. The attention kernel reads the table and gathers K and V from
@@ -203,8 +204,9 @@ page_map_explorer(tight)
 # %% [markdown]
 # A request takes a page in the step in which its tokens run over the edge of the last one. That is *demand paging*.
 #
-# **Predict, then run.** The lecture says that pages are allocated "only when tokens are generated". How many pages does
-# a prompt of 40 tokens take in its first step, before anything is generated?
+# **Predict, then run.** The lecture says that pages are allocated "only when tokens are generated". How many pages of
+# 16 does a prompt of 40 tokens take in its first step, before anything is generated? (Three such prompts come at once.
+# A second engine computes prompts in *chunks* of 16 tokens, one a step.)
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -233,7 +235,7 @@ for name, llm in {"prompts whole": whole, "prompts in chunks": chunks}.items():
 claim("demand-paging", early=early)
 
 # %% [markdown]
-# Three pages for each of three prompts, or one for a chunk of 16. No page waits for a token that may never come.
+# Nine pages are three for each prompt; a chunk of 16 takes one. No page waits for a token that may never come.
 #
 # Taking one must be cheap, since it happens in every step. The pool keeps its free blocks in a list and takes the
 # first. Is the time the same in a pool a hundred times as large?
@@ -263,8 +265,8 @@ claim("allocate-o1", slowdown=large_pool / small_pool)
 # Said aloud: *key and value, times layers, KV heads, head size, tokens a page, bytes a number*. For Llama-3.1-8B in
 # 16 bits: 2 x 32 x 8 x 128 x 16 x 2 = 2,097,152 bytes, or 2 MiB.
 #
-# The lecture writes $H$ where this says $H_{kv}$. In *multi-head attention* each query head has its own K and V. In
-# *grouped-query attention* several query heads share one.
+# The lecture writes $H$, the query heads, for $H_{kv}$. In *multi-head attention* each query head has its own K and V.
+# In *grouped-query attention* several share one.
 #
 # **Predict.** Llama-3.1-8B has 32 query heads and 8 KV heads. By how much is the lecture's formula off, and for which
 # of the models below is it right?
@@ -328,13 +330,12 @@ claim(
 )
 
 # %% [markdown]
-# The formula is right for the multi-head models and too large by $H / H_{kv}$ for all others. It is a mistake that
-# reaches production: many memory calculators make it, and so did a library (torchtune, issue 38), which allocated eight
-# times what it needed.
+# The lecture's formula is right for the multi-head models and too large by $H / H_{kv}$ for all others. The mistake
+# reaches production: a library (torchtune, issue 38) allocated eight times what it needed.
 #
-# Two more factors. An fp8 cache has $b = 1$. DeepSeek-V3 stores one compressed vector of 576 values a token and layer
-# (*multi-head latent attention*), neither K nor V: over 61 layers in 16 bits that is 70,272 bytes, about half of
-# Llama-3.1-8B for a model 80 times its size.
+# Two more factors. An fp8 cache has $b = 1$. DeepSeek-V3 stores neither K nor V but one compressed vector of 576 values
+# a token and layer (*multi-head latent attention*): 70,272 bytes over 61 layers in 16 bits, about half of Llama-3.1-8B
+# for a model 80 times its size.
 #
 # ## How many tokens a page?
 #
@@ -444,11 +445,13 @@ claim("page-size-16", cost=in_memory | {"attention time, plain torch": attention
 
 # %% [markdown]
 # "Typically" is right for vLLM on CUDA. It is no law: Mooncake's traces count in pages of 512 tokens, DeepSeek's kernel
-# FlashMLA in 64, and models that mix attention with state-space layers have pages of 528 tokens and more in vLLM.
+# FlashMLA in 64, and models that mix attention with state-space layers such as Mamba have pages of 528 tokens and more
+# in vLLM.
 #
 # ## One prompt, three answers
 #
-# You ask for three samples of one prompt, with `SamplingParams(n=3)`. The prompt has 22 tokens, a page holds 4.
+# You ask for three samples of one prompt, with `SamplingParams(n=3)`: A.0, A.1 and A.2 in the figure. The prompt has 22
+# tokens, a page holds 4.
 #
 # **Predict, then run.** How many pages do the three hold in the step after the prompt, when each writes its own first
 # token?
@@ -468,18 +471,18 @@ copies = sum(step.num_copies for step in forked.steps)
 print(f"{forked.steps[1].num_used_blocks} pages in step 1; {copies} pages were copied in the whole run")
 
 # %% [markdown]
-# The prompt's last page was half full, and all three wanted to write into it. A page counts who holds it. Whoever
-# writes into a page with more than one holder gets a copy first: *copy-on-write*. The last of the three finds itself
-# alone, and writes in place. So three samples cost two copies.
+# The prompt's last page was half full, and all three wanted to write into it. Each page has a count of its holders.
+# Whoever writes into a page with more than one gets a copy first: *copy-on-write*. The last of the three is alone by
+# then, and writes in place. So three samples cost two copies.
 #
 # ## A prefix that is known
 #
-# The lecture names copy-on-write together with system prompts. That is a second, different kind of sharing: requests
-# that never met. A full page gets a name, the hash of its tokens *and of the page before it*. A new request looks its
-# prompt up, page by page, until one is not found. This is *prefix caching*.
+# A system prompt is shared in another way, by requests that never met. A full page gets a name, the hash of its tokens
+# *and of the page before it*. A new request looks its prompt up, page by page, until one is not found. Each page found
+# is a *hit*. This is *prefix caching*.
 #
-# **Predict each row before you run.** A first request has computed its prompt. A second one comes. Pages hold 16
-# tokens. For how many of its tokens is nothing computed?
+# **Predict each row before you run**, with the reasons at the ends of the lines covered. A first request has computed
+# its prompt. A second one comes. Pages hold 16 tokens. For how many of its tokens is nothing computed?
 
 # %%
 from cbserve import prefix_hit_rate
@@ -507,11 +510,14 @@ table(
 )
 
 # %% [markdown]
-# The last row is no detail. A hit is fast, and fast can be *measured*: without a salt, one tenant can time whether
-# another has sent a text before. `cache_salt` keeps them apart.
+# Why 48 of 64? The last token must be computed, so its page is not taken, and a page counts whole.
 #
-# No page of a prefix is ever copied, because only full pages are shared and nobody writes into those. Here are three
-# requests with one system prompt of 12 tokens.
+# The last row is no detail. A *tenant* is a customer who shares the engine with others. A hit is fast, and fast can be
+# *measured*: one tenant can time whether another has sent a text before. A `cache_salt`, hashed into the first page,
+# keeps them apart.
+#
+# No page of a prefix is ever copied: only full pages are shared, and nobody writes into those. Here are three requests
+# with one system prompt of 12 tokens.
 
 # %%
 system = text[:12]
@@ -523,12 +529,11 @@ page_map(shared, step=4)
 # %% [markdown]
 # ## What it saves: time to first token
 #
-# A system prompt of 256 tokens, and questions of 16. Somebody has asked before. Now four people ask at once, of the
-# real model on your machine. For comparison the same four come with different salts: then the engine must compute
-# everything.
+# A system prompt of 256 tokens, and questions of 16. Somebody has asked before. Now four people ask the real model on
+# your machine, all at once: first with a salt each, so that everything must be computed, then without.
 #
-# The arithmetic: 256 of 272 tokens are known, 16 full pages. If time followed tokens, the first token would come after
-# 16 / 272 of the time: a fall by 94 %.
+# The arithmetic: 256 of 272 prompt tokens are found, a *hit rate* of 94 %. If time followed tokens, the first token
+# would come after 16 / 272 of the time: a fall by 94 %.
 #
 # **Predict.** Will the measured fall be larger, smaller, or the same? Think of what a step costs however few tokens it
 # computes.
@@ -569,16 +574,17 @@ print(f"hit rate: {hit['every prompt computed']:.1%} with four salts, {promised:
 print(f"the fall is {fall / promised:.0%} of what the tokens promised (measured here)")
 
 # %% [markdown]
-# The rest is the fixed cost of a step. And be careful what you conclude: the answer's *later* tokens come no faster.
-# A hit saves prefill, never a decode step.
+# What is missing is the fixed cost of a step. And the answer's *later* tokens come no faster: a hit saves prefill,
+# never a decode step.
 #
 # ## When the pool is full
 #
 # A page that nobody holds any more keeps its content. It goes to the far end of the free list and can still be found,
 # until its turn comes to be handed out: then it is *evicted*. The least recently used goes first, *LRU*.
 #
-# **Predict, then run.** Six pages of four tokens. A with 13 prompt tokens has come and gone. Now a stranger, B, needs
-# four pages, and two were never used. Which of A's pages should go: those of its beginning or of its end?
+# **Predict, then run.** Six pages of four tokens. A has come and gone: 13 prompt tokens and its answer filled four of
+# them. Now a stranger, B, needs four pages, and two were never used. Which of A's pages should go: those of its
+# beginning or of its end?
 
 # %%
 first, stranger, again = text[:12] + [1], text[50:62], text[:12] + [2]
@@ -595,8 +601,8 @@ page_map(
 # back in reverse, and LRU does the rest.
 #
 # So a cache costs no memory that anybody needs. But how large must the pool be? Eight system prompts of 1,024 tokens,
-# 64 pages each, come in random order: 512 pages worth keeping. For the seconds, the steps take what was measured on an
-# A100 with Llama-3.1-8B.
+# 64 pages each, come in random order: 512 pages worth keeping, the *working set*. A step takes as long as it was
+# measured to take for Llama-3.1-8B on an A100.
 #
 # **Predict the shape.** You give the pool a third, two thirds, and all of those pages and more. Does the hit rate rise
 # in proportion?
@@ -638,8 +644,8 @@ lines(
 )
 
 # %% [markdown]
-# It rises until the working set and the running requests fit, and then not at all. What is never asked again cannot be
-# found.
+# Nearly in proportion, until the working set and the running requests fit. Then not at all: each user's own question,
+# and a system prompt that comes for the first time, cannot be found.
 #
 # ## Give back or put aside
 #
@@ -649,8 +655,8 @@ lines(
 # $$t_\text{swap} = \frac{n \cdot \text{KV bytes a token}}{\text{link}}, \qquad
 # t_\text{recompute} \approx \frac{2 N n}{F \cdot 0.7}.$$
 #
-# Said aloud: *bytes over bandwidth*, against *two operations for each parameter and token, at 70 % of the peak*. With
-# the lecture's 160 KB a token: 655 MB, 20.5 ms one way.
+# Said aloud: *bytes over bandwidth*, against *two operations for each of N parameters and n tokens, at 70 % of the
+# GPU's peak F*. With the lecture's 160 KB a token: 655 MB, 20.5 ms one way.
 #
 # **Predict.** For which models below could recomputing be the better choice? Which two of their numbers decide?
 
@@ -679,12 +685,12 @@ table(
 )
 
 # %% [markdown]
-# Parameters and KV bytes decide. Grouped queries shrank the pages and not the weights, and a faster GPU outgrew its
-# link: only a multi-head model on the newer GPU comes near the tip.
+# Parameters and KV bytes decide. Grouped queries shrank the pages and not the weights. From A100 to H100 computing grew
+# more than the link did: there the two multi-head models come near the tip, and one passes it.
 #
-# And yet vLLM has no swapping any more: since its V1 a preempted request is always recomputed. In its old layout the
-# pages of a request were many small pieces, and copying those ran far below the peak. Recomputing is one prefill that
-# shares its step with others, and the prefix cache often has part of it.
+# And yet vLLM has no swapping any more: since its V1 a preempted request is always recomputed. Its pages lay in many
+# small pieces, and copying those ran far below the peak. Recomputing is one prefill that shares its step with others,
+# and the prefix cache often has part of it.
 #
 # This engine can do both. The same requests, the same pool, first one way and then the other, on the real model.
 
@@ -760,6 +766,8 @@ claim("supports-swap", restored=restored)
 # tokens fit $(M - s) / (c - s)$ instead of $M / c$.
 #
 # Separate them: 1,024 shared tokens, 128 own, 128 to write; a pool of 16,384. Without sharing 12 fit, with it 60.
+#
+# **Predict.** What gains more: 60 slots without the cache, or the cache with 12 slots? And both together?
 
 # %%
 questions = [systems[0] + tokens(128) for _ in range(64)]
@@ -790,8 +798,8 @@ table(
 
 # %% [markdown]
 # More slots alone gain nearly nothing, since the pool is full. The cache alone gains from less work. Together they gain
-# more than the product of the two: *super-additive*. It is one factor, though, and it is bounded. Nothing here grows
-# faster than the load.
+# more than the sum of both (*super-additive*) and even more than the product. It is one factor, though, and it is
+# bounded. Nothing here grows faster than the load.
 #
 # Scaling is a question about *n times as much*. So ask it: eight times the slots, and four times the replicas. For
 # replicas a router has to choose: in turn, or all requests of one system prompt to the same replica.
@@ -822,9 +830,9 @@ scaled = {
 claim("super-linear", scaling=scaled, label="simulated for Llama-3.1-8B on A100s")
 
 # %% [markdown]
-# It holds on one condition: more replicas mean more cache, *and* the router keeps equal prefixes together, *and* the
-# working set did not fit before. Once everything fits, the curve is linear at best. Against the batch size it never was
-# super-linear.
+# Read 1x as linear: 2.27x from four replicas is nine times the work of one. It holds on three conditions: more replicas
+# mean more cache, *and* the router keeps equal prefixes together, *and* the working set did not fit before. Once
+# everything fits, scaling is linear at best. Against the batch size it never was super-linear.
 #
 # ## Your own lengths
 #
@@ -859,10 +867,10 @@ page_map(mine)
 #
 # - **vLLM** began with this chapter's design. Its kernels are fast today, prefix caching is on by default, and
 #   preemption only recomputes. It takes a hit by hash, as this engine does.
-# - **SGLang** keeps known prefixes in a radix tree, and orders its queue by
-#   them. **TensorRT-LLM** can promise never to evict a running request.
-# - **Offloading came back** for caches: with pages of 0.5 to 2 MB, vLLM 0.12 copies at about 50 GB/s over PCIe Gen5.
-#   It keeps prefixes, not running requests.
+# - **SGLang** keeps known prefixes in a *radix tree*, whose paths are prefixes, and orders its queue by them.
+#   **TensorRT-LLM** can promise never to evict a running request.
+# - **Copies on the host came back** for prefixes: with pages of 0.5 to 2 MB, vLLM 0.12 moves them at about 50 GB/s over
+#   PCIe Gen5. Running requests are not moved.
 # - **Prefix caching is not free.** Hashing costs a little on every prompt; vLLM's first benchmark lost 2 to 8 % where
 #   nothing was shared.
 #

@@ -58,8 +58,7 @@ def later(*ids):
 #
 # The KV cache is cut into *blocks* of equal size, the pages of the lecture. A request's *block table* lists its blocks
 # in order. Requests that sample several answers to one prompt share the prompt's blocks, so a block can have several
-# holders. Here are three answers to one prompt in a
-# pool of 20 blocks, in mid-answer.
+# holders. Here are three answers to one prompt in a pool of 20 blocks, in mid-answer.
 
 # %%
 how = {"device": device, "block_size": 16, "num_blocks": 20, "max_num_seqs": 3, "verbose": False}
@@ -73,7 +72,8 @@ page_map(llm.trace, step=30)
 # %% [markdown]
 # {{card lab3.ex1}}
 #
-# Keep two lists true: `self.free_blocks`, ids of free blocks, and `self.ref_counts[block]`, how many tables hold it.
+# `CountedPool` has made two lists, and you keep them true: `self.free_blocks`, ids of free blocks, and
+# `self.ref_counts[block]`, how many tables hold it.
 #
 # | you write | it does | it raises |
 # |---|---|---|
@@ -190,7 +190,7 @@ else:
 # {{card lab3.ex2}}
 #
 # `slot_of(position, block_table, block_size)` returns the pair (block, place in the block) of a token's K and V.
-# Positions and places count from 0.
+# Positions and places count from 0. (Engines call a place in the pool a *slot* too. It is not the slot of chapter 1.)
 #
 # **Worked example.** `slot_of(5, [7, 2, 9], 4)` is `(2, 1)`: positions 4 to 7 lie in block 2, and 5 is the second.
 
@@ -249,7 +249,7 @@ else:
 # *Grouped-query attention*: `heads // kv_heads` neighbouring query heads share a KV head. What lies behind
 # `context_len` in the last block is somebody else's, and may be NaN.
 #
-# **Worked example.** 4 query heads on 2 KV heads: heads 0 and 1 read KV head 0. Context 10 in blocks of 4: two slots
+# **Worked example.** 4 query heads on 2 KV heads: heads 0 and 1 read KV head 0. Context 10 in blocks of 4: two places
 # of the third block.
 
 
@@ -323,7 +323,7 @@ online, at_once = first * shrink + math.exp(5 - 5), sum(math.exp(score - 5) for 
 print(f"first block {first:.3f}, shrunk by {shrink:.3f}, with the second {online:.3f}; all at once {at_once:.3f}")
 
 # %% [markdown]
-# The sum of V, each row times its exponential, shrinks by the same factor.
+# The sum of V, each row times its exponential, shrinks by the same factor. At the end one is divided by the other.
 #
 # {{card lab3.ex4}}
 #
@@ -331,9 +331,9 @@ print(f"first block {first:.3f}, shrunk by {shrink:.3f}, with the second {online
 #
 # - **`decode_kernel`**, in Triton: program `kv_head` computes the `GROUP` query heads that share this KV head. For each
 #   block: its id, K and V *with a mask*, scores, rescale, add; at the end divide and store.
-# - **`absorb(state, q, k, v, seen, scale)`**, in torch, for who has no Triton: one block of one KV head. `state` is
+# - **`absorb(state, q, k, v, seen, scale)`**, in torch, if you have no Triton: one block of one KV head. `state` is
 #   (best [group], total [group], values [group, head_dim]), at first -inf, 0, 0; `q` is [group, head_dim], `k` and `v`
-#   [block_size, head_dim], of which the first `seen` slots count. Returns the new state.
+#   [block_size, head_dim], of which the first `seen` rows count. Returns the new state, not divided.
 
 # %%
 print(why_no_triton() or f"Triton runs your kernel here: {'compiled' if device == 'cuda' else 'in its interpreter'}.")
@@ -426,7 +426,7 @@ else:
 # %% [markdown]
 # Limits. Your program walks its context alone: with few long sequences most of a GPU idles. Production kernels split a
 # context over several programs and merge their (best, total, values) by the rule that you wrote. They pad groups such
-# as SmolLM2's three, and count slots in 64 bits.
+# as SmolLM2's three, and count places in 64 bits.
 #
 # ## Exercise 4 of the handout
 #
@@ -458,8 +458,8 @@ def preemption_cost(num_tokens, kv_bytes_per_token, link_bytes_per_s, prefill_to
 check("lab3.ex5", preemption_cost, seed=seed)
 
 # %% [markdown]
-# **Predict, then run.** On paper, which is cheaper on an A100: swap or recompute? *Simulated for an A100* at 70 % of
-# 312 TFLOP/s, with 2 FLOP a parameter and token.
+# **Predict, then run.** In chapter 3 swapping won on an A100, on paper. How slow may the link become before it loses:
+# half of its 32 GB/s, a tenth? *Simulated for an A100* at 70 % of 312 TFLOP/s, with 2 FLOP a parameter and token.
 
 
 # %%
@@ -498,8 +498,9 @@ else:
     later("lab3.ex5")
 
 # %% [markdown]
-# On paper swapping wins for each of them. vLLM recomputes all the same: many small copies run far below the link's
-# speed, one prefill shares its step with others, and a prefix cache often still has part of the blocks.
+# Llama-2-7B, with multi-head attention, loses at half of the link; Qwen2.5-7B, with four KV heads, still wins at a
+# tenth. vLLM recomputes all the same: many small copies run far below the link's speed, one prefill shares its step
+# with others, and a prefix cache often still has part of the blocks.
 #
 # ## Exercise 5 of the handout
 #
@@ -545,8 +546,9 @@ def scale_out(replicas, prefill_share, hit_one, hit_many):
 check("lab3.ex6", gains, scale_out, seed=seed)
 
 # %% [markdown]
-# **Predict, then run.** Forty prompts in turn, each cache has room for ten prefixes. Up to how many GPUs does each
-# further one add more than itself, and what does a router do that ignores prefixes? *Simulated* by your function.
+# **Predict, then run.** Forty prefixes are asked for in random order, each cache has room for ten. Up to how many GPUs
+# does each further one add more than itself, and what does a router do that ignores prefixes? *Simulated* by your
+# function.
 
 # %%
 if solved("lab3.ex6"):
@@ -565,7 +567,7 @@ if solved("lab3.ex6"):
             x_name="GPUs",
             y_name="times one GPU",
             title=f"More than linear up to {best} GPUs, while the hit rate rises; then a straight line",
-            caption="Simulated by your function: 60 % prefill, forty prefixes in turn, room for ten in each cache.",
+            caption="Simulated by your function: 60 % prefill, forty prefixes in random order, room for ten a cache.",
         )
     )
     print(f"Compute on one GPU: at most {bound['compute']:.2f} times, even if every token is a hit.")
@@ -580,8 +582,8 @@ else:
 
 # %% [markdown]
 # The lecture's sentence holds under conditions: replicas, a router that knows prefixes, and prefixes that one cache
-# cannot hold. On one GPU the two gains multiply, and each has its bound. Throughput against batch size is never
-# super-linear: a line until the GPU is busy, then it bends.
+# cannot hold. On one GPU a shared prefix saves compute and memory at once, and each gain has its bound. Throughput
+# against batch size is never super-linear: a line until the GPU is busy, then it bends.
 #
 # ## Where you stand
 
