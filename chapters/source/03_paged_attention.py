@@ -146,12 +146,13 @@ table(
 # - *Internal fragmentation*: places in a piece that will never be used.
 # - *External fragmentation*: gaps between pieces, each too short for the next request.
 #
-# Reserving the maximum suffers from the first two, the oracle from the first and the third. Pages leave a rest of the
-# second. The authors of PagedAttention report the same order for OPT-13B: 20.4 %, 38.2 % and 96.3 % useful (Kwon et al.
-# 2023, figure 2).
+# **Which bar suffers from which?** Decide, then read on.
 #
-# And the last column? Pages are handed out without a promise, so the pool can run out. That is chapter 2's preemption,
-# and below you will make it cheaper.
+# Reserving the maximum: the first two. The oracle: the first and the third. Pages: a rest of the second. The authors of
+# PagedAttention report the same order for OPT-13B: 20.4 %, 38.2 % and 96.3 % useful (Kwon et al. 2023, figure 2).
+#
+# The price is in the last column. Pages are handed out without a promise, so the pool can run out. That is chapter 2's
+# preemption, and below you will make it cheaper.
 #
 # ## The oldest trick of operating systems
 #
@@ -471,9 +472,9 @@ copies = sum(step.num_copies for step in forked.steps)
 print(f"{forked.steps[1].num_used_blocks} pages in step 1; {copies} pages were copied in the whole run")
 
 # %% [markdown]
-# The prompt's last page was half full, and all three wanted to write into it. Each page has a count of its holders.
-# Whoever writes into a page with more than one gets a copy first: *copy-on-write*. The last of the three is alone by
-# then, and writes in place. So three samples cost two copies.
+# The prompt's last page was half full, and all three wanted to write into it. A page counts its holders, and who writes
+# into one with several gets a copy first: *copy-on-write*. The last of the three is alone by then, and writes in place.
+# Three samples, two copies.
 #
 # ## A prefix that is known
 #
@@ -656,7 +657,7 @@ lines(
 # t_\text{recompute} \approx \frac{2 N n}{F \cdot 0.7}.$$
 #
 # Said aloud: *bytes over bandwidth*, against *two operations for each of N parameters and n tokens, at 70 % of the
-# GPU's peak F*. With the lecture's 160 KB a token: 655 MB, 20.5 ms one way.
+# GPU's peak F*. **Compute the first** with the lecture's 160 KB a token; the cell's first line checks you.
 #
 # **Predict.** For which models below could recomputing be the better choice? Which two of their numbers decide?
 
@@ -751,19 +752,18 @@ for name, how in {
 claim("supports-swap", restored=restored)
 
 # %% [markdown]
-# With a full host the engine recomputes. The card says what the lecture leaves out: swapping is a property of an
-# engine, not of paging.
+# With a full host the engine recomputes. So swapping is a property of an engine, not of paging.
 #
 # ## Super-linear?
 #
 # Exercise 5 of the lecture asks why prefix caching and continuous batching together scale *super-linearly* when many
 # requests share a system prompt. Before you explain something, check that it happens. Two effects are real.
 #
-# **Less work.** A share $f$ of the time is prefill and a share $h$ of the prefill is found: faster by at most
-# $1 / (1 - f h)$. With $f = 0.5$ and $h = 0.9$: 1.8 times.
+# **Less work.** A share $f$ of the time is prefill and a share $h$ of the prefill is found: at most $1 / (1 - f h)$
+# times as fast. With $f = 0.5$ and $h = 0.9$: 1.8 times.
 #
-# **More requests.** A request of $c$ tokens with $s$ of them shared needs only $c - s$ of its own. In a pool of $M$
-# tokens fit $(M - s) / (c - s)$ instead of $M / c$.
+# **More requests.** Of the $c$ tokens of a request $s$ are shared, and stored once. In a pool of $M$ tokens fit
+# $(M - s) / (c - s)$ requests instead of $M / c$.
 #
 # Separate them: 1,024 shared tokens, 128 own, 128 to write; a pool of 16,384. Without sharing 12 fit, with it 60.
 #

@@ -181,8 +181,9 @@ else:
     later("lab3.ex1")
 
 # %% [markdown]
-# So the engine can check *conservation* after every step (`debug=True`): each count is the number of tables that hold
-# the block, and blocks without a holder are free. One limit: your pool forgets what a freed block held. The engine's
+# A count of 1 says *nobody else is here*, so nobody copied, and one wrote over what another reads. That is why the
+# engine can check *conservation* after every step (`debug=True`): each count is the number of tables that hold the
+# block, and blocks without a holder are free. One limit: your pool forgets what a freed block held. The engine's
 # own keeps a hash of full blocks and finds them again: a prefix cache.
 #
 # ## Finding a token
