@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument("--sweep", metavar="GRID", help='"rate=0.5,1,2;chunk=256,512": all combinations; resumes')
     sweep.add_argument("--jobs", type=OPTIONS["requests"].metadata["parse"], help="processes (one a core)")
-    sweep.add_argument("--cluster", metavar="ADDRESS", help="run them on an existing Ray cluster")
+    sweep.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="an existing Ray cluster instead; its nodes need cbserve, and the trace by the same name",
+    )
 
 
 def _add(group: Any, name: str) -> None:

@@ -22,14 +22,14 @@ body{margin:0 auto;padding:24px 20px 48px;max-width:920px;background:var(--bg);c
 font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
 h1{font-size:1.5rem;line-height:1.25;margin:0 0 8px}.wide,.narrow{margin-top:28px}
 h1,p{overflow-wrap:anywhere}p{margin:8px 0}.muted{color:var(--muted);font-size:.875rem}
-.scroll{overflow-x:auto;margin:16px 0}.grid td{white-space:nowrap}
+.scroll{overflow-x:auto;margin:16px 0}.grid td{white-space:nowrap}.grid th,.grid td{padding:2px 7px!important}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--edge);vertical-align:top}th{color:var(--muted);font-weight:600}
 figcaption,summary{color:var(--muted);font-size:.875rem}details{overflow-x:auto}
 code{font:.85em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 svg{display:block}.narrow{display:none}
 @media(max-width:640px){.wide{display:none}.narrow{display:block}body{padding:16px 12px 32px}
-th,td{padding:2px 5px!important}}
+.grid th,.grid td,th,td{padding:2px 5px!important}}
 """
 
 Draw = Callable[[int], Figure]  # width in pixels -> the figure
