@@ -402,7 +402,7 @@ class Engine:
                     p.num_blocks,
                 )
             )
-            if not self._warned_of_preemption:
+            if not self._warned_of_preemption and self._foresees is None:
                 self._warned_of_preemption = True
                 logger.warning(
                     "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
