@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from cbserve.calibrating.measured_run import Agreement
 from cbserve.calibration import Calibration
+from cbserve.clock import Clock
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.request import Request, SamplingParams
@@ -29,7 +32,7 @@ from cbserve.workloads.workload import Job, Workload
 if TYPE_CHECKING:
     from cbserve.llm import LLM
 
-LOAD = 0.6  # of what the machine could do: there is some queueing, and no overload
+LOAD = 0.7  # of what the machine could do: there is some queueing, and no overload
 OLD_DAYS = 7
 
 
@@ -124,9 +127,46 @@ def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
     return simulation.trace
 
 
-def run(workload: Workload, llm: LLM) -> Trace:
+class CpuClock:
+    """Counts the CPU time of this process, from 0: what a step takes with one thread if nobody else used the core.
+
+    A clock for machines that others use. While nothing is to be done it jumps to the next arrival.
+    """
+
+    kind = "measured"
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = time.process_time()
+
+    def now(self) -> float:
+        return time.process_time() - self._start
+
+    def advance(self, duration_s: float) -> None:
+        pass
+
+    def wait_until(self, time_s: float) -> None:
+        self._start -= max(0.0, time_s - self.now())
+
+
+def run(workload: Workload, llm: LLM, clock: Clock | None = None) -> Trace:
     """The workload through the real engine, in real time: random prompts of the same lengths, answers of exactly the
-    given ones."""
+    given ones.
+
+    Args:
+        clock: in place of the engine's own for this run, a `CpuClock` for instance.
+    """
+    own = llm.engine.clock
+    llm.engine.clock = clock or own
+    try:
+        return _run(workload, llm)
+    finally:
+        llm.engine.clock = own
+
+
+def _run(workload: Workload, llm: LLM) -> Trace:
     prompts = llm.random_prompts([len(job.prompt) for job in workload.jobs])
     return llm.serve(
         [
@@ -159,8 +199,10 @@ def _fold(trace: Trace) -> RunFold:
     return fold
 
 
-def why_stale(calibration: Calibration, llm: LLM, now: datetime | None = None) -> str:
-    """Why a calibration does not hold for `llm` here and now; nothing if it does."""
+def why_stale(
+    calibration: Calibration, llm: LLM, timer: Callable[[], float] = time.perf_counter, now: datetime | None = None
+) -> str:
+    """Why a calibration does not hold for `llm` here and now, timed by `timer`; nothing if it does."""
     from cbserve.calibrating.machine import device_name, environment, shape_of
 
     shape = shape_of(llm)
@@ -168,7 +210,7 @@ def why_stale(calibration: Calibration, llm: LLM, now: datetime | None = None) -
         return f"it is of {calibration.model.name}, not of {shape.name}"
     if calibration.block_size != llm.scheduler.kv.block_size:
         return f"its blocks have {calibration.block_size} tokens, these {llm.scheduler.kv.block_size}"
-    for name, value in ({"device": device_name(llm)} | environment(llm)).items():
+    for name, value in ({"device": device_name(llm), "timer": timer.__name__} | environment(llm)).items():
         before = calibration.device if name == "device" else calibration.environment.get(name)
         if before != value:
             return f"{name} was {before!r} and is {value!r}"

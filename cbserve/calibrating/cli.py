@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,12 +48,16 @@ def add_twin_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--requests", type=int, default=40, help="default 40")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, help="requests a second; default: 60 %% of what the machine could serve")
+    parser.add_argument("--rate", type=float, help="requests a second; default: 70 %% of what the machine could serve")
     parser.add_argument("--slots", type=int, default=8, help="sequences that run at a time, default 8")
     parser.add_argument("--chunk", type=int, default=256, help="token budget of a step, default 256")
     parser.add_argument("--repeat", type=int, default=1, help="run so often and compare with the median")
     parser.add_argument("--calibrate", action="store_true", help="measure the machine anew, whatever there is")
     parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument(
+        "--cpu-time", action="store_true",
+        help="one thread, and its CPU time in place of the clock on the wall: for a machine that others use",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE.svg", help="write the picture")
 
 
@@ -77,24 +82,40 @@ def run_calibrate(options: argparse.Namespace) -> int:
 def run_twin(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise CBServeError(f"--repeat {options.repeat}: run at least once")
-    from cbserve.twin import Twin, chat_workload, figures, paced, predict
+    from cbserve.calibrating.machine import drift
+    from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict
     from cbserve.twin import run as run_for_real
 
     workload = chat_workload(options.requests, options.seed)
     llm = _llm(options, max_num_seqs=options.slots, max_num_batched_tokens=options.chunk)
+    if options.cpu_time:
+        _one_thread(llm)
     calibration = _calibration_for(llm, options)
     workload = paced(workload, llm, calibration, options.rate, options.seed)
     print(f"{workload!r}; {workload.note}; {options.slots} slots, {options.chunk} tokens a step")
     predicted = predict(workload, llm, calibration)
+    timer = _timer(options)
     print("predicted: " + ", ".join(f"{name} {seconds:.4g} s" for name, seconds in figures(predicted).items()))
-    print(f"now for real{_load()} ...", flush=True)
-    measured = tuple(run_for_real(workload, llm) for _ in range(options.repeat))
+    print(f"a step takes {drift(llm, calibration, timer):+.0%} compared with its calibration{_load()}")
+    print("now for real ...", flush=True)
+    clock = CpuClock() if options.cpu_time else None
+    measured = tuple(run_for_real(workload, llm, clock) for _ in range(options.repeat))
     twin = Twin(workload, predicted, measured)
-    print(_table(twin.agreement(), f"{calibration.model.name} on {calibration.device}{_load()}"))
+    how = ", CPU time" if options.cpu_time else ""
+    print(_table(twin.agreement(), f"{calibration.model.name} on {calibration.device}{how}{_load()}"))
+    print(f"after the run, a step takes {drift(llm, calibration, timer):+.0%} compared with its calibration")
     if options.out:
         twin.chart().save(options.out)
         print(f"picture: {options.out}")
     return 0
+
+
+def _one_thread(llm: LLM) -> None:
+    import torch
+
+    if llm.device.type != "cpu":
+        raise CBServeError(f"--cpu-time on {llm.device}: CPU time says nothing of a GPU; leave it away")
+    torch.set_num_threads(1)
 
 
 def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
@@ -103,36 +124,47 @@ def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
 
     try:
         found = load_calibration()
-        why = "asked for" if options.calibrate else why_stale(found, llm)
+        why = "asked for" if options.calibrate else why_stale(found, llm, _timer(options))
         if not why:
             print(f"calibration: {found}")
             return found
         print(f"calibrating anew: {why}")
     except CalibrationError as error:
         print(f"calibrating first: {error}")
-    calibration = _measure(llm, options.budget)
+    calibration = _measure(llm, options.budget, _timer(options))
     calibration.save()
     print(f"calibration: {calibration}")
     return calibration
 
 
-def _llm(options: argparse.Namespace, **settings: int) -> LLM:
+def _llm(
+    options: argparse.Namespace, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> LLM:
     try:
         from cbserve.llm import LLM
     except ImportError as error:
         raise CBServeError(f"the engine needs torch ({error}); python -m cbserve setup installs it") from error
 
     with redirect_stdout(sys.stderr):
-        return LLM(options.model or "smollm2-135m", device=options.device, **settings)
+        return LLM(
+            options.model or "smollm2-135m",
+            device=options.device,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
 
 
-def _measure(llm: LLM, budget_s: float) -> Calibration:
+def _timer(options: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if options.cpu_time else time.perf_counter
+
+
+def _measure(llm: LLM, budget_s: float, timer: Callable[[], float] = time.perf_counter) -> Calibration:
     from tqdm import tqdm
 
     from cbserve.calibrating.machine import calibrate
 
     with tqdm(total=100, unit="%", desc="calibrating", leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
-        return calibrate(llm, budget_s, lambda share: bar.update(round(100 * share) - bar.n))
+        return calibrate(llm, budget_s, lambda share: bar.update(round(100 * share) - bar.n), timer)
 
 
 def _print_calibration(calibration: Calibration) -> None:
@@ -141,7 +173,8 @@ def _print_calibration(calibration: Calibration) -> None:
     rows = [
         (
             p.kind, p.num_rows, p.num_tokens, p.context, f"{1e3 * p.seconds:.2f}",
-            f"{1e3 * p.low_s:.2f} - {1e3 * p.high_s:.2f}", f"{1e3 * p.fitted_s:.2f}", f"{p.fitted_s / p.seconds - 1:+.0%}",
+            f"{1e3 * p.low_s:.2f} - {1e3 * p.high_s:.2f}", f"{1e3 * p.fitted_s:.2f}",
+            f"{p.fitted_s / p.seconds - 1:+.0%}",
         )
         for p in calibration.points
     ]  # fmt: skip

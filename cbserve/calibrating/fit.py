@@ -45,6 +45,7 @@ def least_squares(
     groups: Sequence[Hashable],
     max_rounds: int = 30,
     tolerance: float = 1e-4,
+    polish: int = 0,
 ) -> Fit:
     """The constants with the smallest residuals.
 
@@ -53,6 +54,8 @@ def least_squares(
             error, so that short and long steps count alike.
         groups: for each measurement, what it belongs to; a jackknife leaves out one group at a time.
         tolerance: stop when a round improves the sum of squares by a smaller share.
+        polish: at most so many evaluations of a search without derivatives afterwards. Residuals that are a staircase,
+            those of a simulated run for instance, need it, and steps that are wider than its treads.
 
     Raises:
         InvalidRequestError: fewer measurements than constants, or a residual that is not finite.
@@ -91,8 +94,44 @@ def least_squares(
         jacobian = _jacobian(at, x, r, steps, high)
         if float(weights @ r**2) > (1 - tolerance) * before:
             break
+    if polish:
+        x, r = _polish(at, x, r, jacobian, steps, low, high, polish)
     errors = _jackknife(x, r, jacobian, groups, low, high)
     return Fit(dict(zip(names, x.tolist(), strict=True)), dict(zip(names, errors.tolist(), strict=True)), r, count)
+
+
+def _polish(
+    at: Callable[[Array], Array],
+    x: Array,
+    r: Array,
+    jacobian: Array,
+    steps: Array,
+    low: Array,
+    high: Array,
+    most: int,
+) -> tuple[Array, Array]:
+    """Compass search (Hooke & Jeeves 1961) along the axes of the linearised problem, the valley's floor among them."""
+    scaled = jacobian * steps
+    axes = np.linalg.eigh(scaled.T @ scaled)[1].T * steps
+    limit, size = _HUBER * float(np.median(np.abs(r))), 1.0
+    best = _loss(r, limit)
+    while size > 0.05:
+        improved = False
+        for axis in (*axes, *-axes):
+            if most <= 0:
+                return x, r
+            trial = np.clip(x + size * axis, low, high)
+            there, most = at(trial), most - 1
+            if (loss := _loss(there, limit)) < best:
+                x, r, best, improved = trial, there, loss, True
+        size /= 1 if improved else 2
+    return x, r
+
+
+def _loss(r: Array, limit: float) -> float:
+    """Huber's: squares up to `limit`, then linear."""
+    size = np.abs(r)
+    return float(np.where(size <= limit, size**2, limit * (2 * size - limit)).sum())
 
 
 def _weights(r: Array) -> Array:

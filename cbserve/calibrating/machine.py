@@ -33,13 +33,19 @@ if TYPE_CHECKING:
 
 PREFILLS = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (128, 512))  # (tokens of the chunk, cached before it)
 BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (64, 512)
+_PROBES = (("prefill", 1, 64, 0), ("decode", 2, 1, 64), ("decode", 8, 1, 64))
 _LEAST_ROUNDS = 3
 _COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}  # far beyond any cache
 _MATRIX = {"cpu": 1024, "cuda": 8192}
 _GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], object] | None = None) -> Calibration:
+def calibrate(
+    llm: LLM,
+    budget_s: float = 40.0,
+    progress: Callable[[float], object] | None = None,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Calibration:
     """Measure for about `budget_s` seconds, three rounds at least, and fit.
 
     On a CPU `overlap` is fitted too: how much of computing and loading runs at the same time. On a GPU it is 1. The
@@ -47,6 +53,8 @@ def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], obje
 
     Args:
         progress: called with the share that is done, in 0..1.
+        timer: seconds; `time.process_time` counts what this process computes, whatever else the machine does. It fits a
+            run on a `twin.CpuClock`, with one thread on a CPU.
 
     Raises:
         InvalidRequestError: `budget_s` is not above 0, or model and pool are too small for two different steps.
@@ -60,7 +68,7 @@ def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], obje
         raise InvalidRequestError(
             f"only {len(plans)} kinds of step fit the pool and max_model_len={llm.max_model_len}; enlarge num_blocks"
         )
-    ceilings = _Ceilings(llm)
+    ceilings = _Ceilings(llm, timer)
     times: list[list[float]] = [[] for _ in plans]
     kept = llm.executor.kv_cache.clone() if llm.scheduler.kv.enable_prefix_caching else None
     began = time.perf_counter()
@@ -68,9 +76,10 @@ def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], obje
         done, rounds = 0.0, -1  # the first round warms up
         while done < 1 or rounds < _LEAST_ROUNDS:
             for index, (_, plan) in enumerate(plans):
-                seconds = llm.executor.execute(plan).duration_s
+                start = timer()
+                llm.executor.execute(plan)
                 if rounds >= 0:
-                    times[index].append(seconds)
+                    times[index].append(timer() - start)
                 if progress is not None:
                     share = min((time.perf_counter() - began) / budget_s, (rounds + 1 + index / len(plans)) / 4)
                     progress(min(1.0, max(done, share)))
@@ -90,7 +99,35 @@ def calibrate(llm: LLM, budget_s: float = 40.0, progress: Callable[[float], obje
         kv_passes=1.0 if llm.executor.backend.name == "triton" else 3.0,
     )
     is_cpu = llm.device.type == "cpu"
-    return _fit(base, points, [plan for _, plan in plans], fits_overlap=is_cpu, loop_s=_loop_s(llm), about=_about(llm))
+    about = _about(llm) | {"timer": timer.__name__}
+    return _fit(base, points, [plan for _, plan in plans], fits_overlap=is_cpu, loop_s=_loop_s(llm), about=about)
+
+
+def drift(llm: LLM, calibration: Calibration, timer: Callable[[], float] = time.perf_counter) -> float:
+    """How much longer a few of the steps that `calibration` timed take now: 0.1 is 10 % longer. About a second.
+
+    A calibration cannot know what else the machine will do; this tells a wrong model from a machine that has changed.
+
+    Raises:
+        CBServeError: requests are unfinished.
+        InvalidRequestError: the calibration has none of these steps.
+    """
+    llm.require_idle()
+    ratios = []
+    for point in calibration.points:
+        if (point.kind, point.num_rows, point.num_tokens, point.context) in _PROBES:
+            _, plan = _plan(llm, point.kind, point.num_rows, point.num_tokens, point.context)
+            seconds = []
+            for _ in range(4):
+                start = timer()
+                llm.executor.execute(plan)
+                seconds.append(timer() - start)
+            ratios.append(statistics.median(seconds[1:]) / point.seconds)
+    if not ratios:
+        raise InvalidRequestError(
+            f"none of the {len(calibration.points)} points of the calibration is one of {_PROBES}"
+        )
+    return statistics.mean(ratios) - 1
 
 
 def shape_of(llm: LLM) -> ModelShape:
@@ -145,7 +182,7 @@ def _fit(
     constants = {
         "eff_compute": Constant(0.5, 0.01, 1.0, 0.01),
         "eff_memory": Constant(0.5, 0.01, 1.0, 0.01),
-        "overhead_s": Constant(0.2 * least, 0.0, least, 0.01 * least),
+        "overhead_s": Constant(0.2 * least, 0.0, 2 * least, 0.01 * least),
     }
     if fits_overlap:
         constants["overlap"] = Constant(0.5, 0.0, 1.0, 0.02)
@@ -210,8 +247,8 @@ def _point(point: Point, seconds: Iterable[float]) -> Point:
 class _Ceilings:
     """The best matrix product and the best copy so far, in the model's dtype on its device."""
 
-    def __init__(self, llm: LLM) -> None:
-        kind = llm.device.type
+    def __init__(self, llm: LLM, timer: Callable[[], float]) -> None:
+        kind, self._timer = llm.device.type, timer
         self._is_cuda, self.flops, self.bytes_s = kind == "cuda", 0.0, 0.0
         self._size, self._copied = _MATRIX[kind], 2 * _COPY_BYTES[kind]
         like = {"dtype": llm.model.dtype, "device": llm.device}
@@ -227,10 +264,10 @@ class _Ceilings:
         best = float("inf")
         for _ in range(3):
             self._wait()
-            began = time.perf_counter()
+            began = self._timer()
             run()
             self._wait()
-            best = min(best, time.perf_counter() - began)
+            best = min(best, self._timer() - began)
         return best
 
     def _wait(self) -> None:
@@ -239,7 +276,7 @@ class _Ceilings:
 
 
 def _loop_s(llm: LLM) -> float:
-    """Seconds between the end of a step and the beginning of the next: scheduling and the trace, outside the executor."""
+    """Seconds between the end of a step and the beginning of the next: scheduling and the trace."""
     prompts = llm.random_prompts([8] * 4)
     params = replace(_GREEDY, max_tokens=8)
     trace = llm.serve([Request(f"loop-{i}", prompt, params, 0.0) for i, prompt in enumerate(prompts)])

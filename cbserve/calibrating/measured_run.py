@@ -3,8 +3,8 @@
 What is modelled of vLLM V1 (0.19): first come, first served; running sequences first, then the queue, within one token
 budget; the last of the running yields when blocks run out and queues in front, its K and V lost, though the prefix
 cache may still find them; a request is admitted when the blocks of its next chunk are free. Not modelled: admission by
-the whole prompt (`scheduler_reserve_full_isl`), and that asynchronous scheduling plans a step before the last one ended,
-so that an arrival joins one step later.
+the whole prompt (`scheduler_reserve_full_isl`), and that asynchronous scheduling plans a step before the last one has
+ended, so that an arrival joins one step later.
 """
 
 from __future__ import annotations

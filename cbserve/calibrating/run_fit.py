@@ -1,4 +1,4 @@
-"""`calibrate --from`: at most three constants of the cost model, such that a simulated run answers as a real one did."""
+"""`calibrate --from`: three constants of the cost model, such that a simulated run answers as a real one did."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cbserve.calibrating.measured_run import (
     agreement,
     mean_errors,
     median_errors,
-    serve_again,
     series_of,
+    serve_again,
 )
 from cbserve.calibration import Calibration, CalibrationError
 from cbserve.hardware.roofline import Roofline
@@ -28,6 +28,7 @@ from cbserve.viz.charts import lines
 from cbserve.viz.figure import Figure
 from cbserve.workloads.measured import MeasuredRun
 
+_POLISH = 30  # simulations: a run is a staircase in its constants, on which derivatives say little
 _GROUPS = 10  # of requests that arrived one after the other: neighbours are not independent
 _NAMES = {"running": "sequences running", "waiting": "requests waiting", "kv_cache_pct": "KV blocks in use, %"}
 
@@ -73,16 +74,15 @@ def fit_run(
             progress(count)
         return np.log([*answered.ttft_s, *answered.e2e_s]) - measured
 
-    overhead_step = 0.03 * float(np.mean(run.tpot_s))
+    overhead_step = 0.12 * float(np.mean(run.tpot_s))
     constants = {
-        "eff_compute": Constant(base.eff_compute, 0.05, 1.0, 0.03),
-        "eff_memory": Constant(base.eff_memory, 0.05, 1.0, 0.03),
+        "eff_compute": Constant(base.eff_compute, 0.05, 1.0, 0.12),
+        "eff_memory": Constant(base.eff_memory, 0.05, 1.0, 0.12),
         "overhead_s": Constant(base.overhead_s, 0.0, 0.1, overhead_step),
     }
     n = len(run.ttft_s)
     groups = [i * _GROUPS // n for i in range(n)] * 2
-    # A simulated run is a staircase in its constants: a finer tolerance would fit the steps.
-    fit = least_squares(residuals, constants, groups, max_rounds, tolerance=0.02)
+    fit = least_squares(residuals, constants, groups, max_rounds, tolerance=0.02, polish=_POLISH)
     calibration = Calibration(
         model=settings.model,
         device=settings.gpu.name,

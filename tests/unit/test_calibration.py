@@ -1,0 +1,228 @@
+"""A calibration is measured, kept whole or not at all, and found again; what is wrong with its file is said."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbserve import CBServeError
+from cbserve.calibration import Calibration, CalibrationError, Point, calibration_path, load_calibration
+from cbserve.cli import main
+from cbserve.core.plan import StepPlan
+from cbserve.hardware.models import model_shape
+
+ONE = Calibration(
+    model=model_shape("smollm2-135m"),
+    device="a processor, 2 of 2 cores",
+    flops=80e9,
+    memory_bytes_s=12e9,
+    values={"eff_compute": 0.7, "eff_memory": 0.5, "overhead_s": 0.02, "overlap": 0.0},
+    errors={"eff_compute": 0.03, "eff_memory": 0.1, "overhead_s": 0.004, "overlap": 0.0},
+    created="2026-11-29T20:00:00+00:00",
+    dtype_bytes=4,
+    kv_passes=3.0,
+    loop_s=1e-3,
+    environment={"torch": "2.13.0", "threads": 2},
+    points=(Point("decode", 8, 1, 64, 0.2, 0.19, 0.22, 7, 0.21),),
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """A cache folder of its own, in which the models of the real one lie."""
+    real = Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser() / "models"
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
+    if real.is_dir():
+        (tmp_path / "models").symlink_to(real, target_is_directory=True)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from cbserve import LLM
+
+    return LLM("tiny", num_blocks=1400, verbose=False)
+
+
+def test_what_is_saved_is_loaded(home):
+    path = ONE.save()
+    assert path == calibration_path() == home / "calibration.json"
+    assert load_calibration() == ONE == load_calibration(path)
+    assert list(home.glob("*.tmp")) == []
+
+
+def test_the_cost_model_has_the_constants_and_the_loop():
+    cost = ONE.cost()
+    assert (cost.eff_compute, cost.eff_memory, cost.overlap, cost.kv_passes) == (0.7, 0.5, 0.0, 3.0)
+    assert cost.overhead_s == pytest.approx(0.021)
+    assert cost(StepPlan(0)) == pytest.approx(0.021)  # nothing computed, nothing loaded
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [({}, "0.700 (not fitted)"), ({"eff_compute": 0.03}, "0.700 ± 0.030"), ({"eff_compute": 0.0}, "at its bound")],
+)
+def test_error_bars_in_words(errors, words):
+    assert words in str(replace(ONE, errors=errors))
+    assert "20.000 ± 4.000 ms" in str(ONE)
+
+
+def test_none_yet_names_place_and_cure(home):
+    with pytest.raises(CalibrationError, match="there is no calibration at .*calibration.json; .*cbserve calibrate"):
+        load_calibration()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "cannot be read"),
+        (lambda text: "", "cannot be read"),
+        (lambda text: "[]", "is damaged"),
+        (lambda text: text.replace('"format": 1', '"format": 99'), "format=99, not 1"),
+        (lambda text: text.replace('"flops"', '"flips"'), "KeyError: 'flops'"),
+        (lambda text: text.replace('"num_layers"', '"layers"'), "is damaged"),
+        (lambda text: text.replace('"eff_compute": 0.7', '"eff_compute": 7'), "eff_compute=7"),
+        (lambda text: text.replace('"overhead_s": 0.02', '"overhead_s": "fast"'), "is damaged"),
+        (lambda text: text.replace('"num_rows": 8', '"rows": 8'), "is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named(home, change, words):
+    path = ONE.save()
+    path.write_text(change(path.read_text()))
+    with pytest.raises(CalibrationError, match=words) as caught:
+        load_calibration()
+    assert str(path) in str(caught.value) and "cbserve calibrate" in str(caught.value)
+
+
+def test_a_save_that_is_interrupted_leaves_the_old_file(home, monkeypatch):
+    path = ONE.save()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace(ONE, device="another").save()
+    assert load_calibration() == ONE
+    assert [file.name for file in home.iterdir() if file.is_file()] == [path.name]
+
+
+def test_loading_and_the_doctor_need_neither_torch_nor_numpy(home):
+    ONE.save()
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "from cbserve.calibration import load_calibration\n"
+        "from cbserve.course.doctor import doctor\n"
+        "load_calibration(); print(doctor())"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    line = next(line for line in answer.stdout.splitlines() if "calibration" in line)
+    assert line.startswith("ok") and "eff_compute 0.700 ± 0.030" in line and "2026-11-29" in line
+
+
+def test_the_doctor_says_what_is_wrong_with_the_file(home):
+    from cbserve.course.doctor import diagnose
+    from cbserve.course.probing import probe
+
+    def finding():
+        return next(f for f in diagnose(probe()) if f.topic == "calibration")
+
+    assert finding().level == "ok" and "none yet" in finding().text
+    ONE.save().write_text("{")
+    assert finding().level == "note" and "calibration.json cannot be read" in finding().text
+
+
+def test_tiny_is_measured_and_fitted(tiny):
+    from cbserve.calibrating.machine import calibrate
+
+    shares: list[float] = []
+    found = calibrate(tiny, budget_s=0.3, progress=shares.append)
+    assert {(p.kind, p.num_rows, p.context) for p in found.points} >= {("decode", 32, 512), ("prefill", 1, 0)}
+    assert all(p.repeats >= 3 and p.low_s <= p.seconds <= p.high_s for p in found.points)
+    assert all(math.isfinite(p.fitted_s) and p.fitted_s > 0 for p in found.points)
+    assert 0 < found.values["eff_compute"] <= 1 and 0 < found.values["eff_memory"] <= 1
+    assert 0 <= found.values["overlap"] <= 1 and found.kv_passes == 3.0 and found.dtype_bytes == 4
+    assert found.loop_s > 0 and found.model.name == "tiny" and set(found.errors) == set(found.values)
+    assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
+    assert tiny.scheduler.kv.pool.num_used == 0
+
+
+def test_what_the_prefix_cache_knows_survives():
+    from cbserve import LLM, SamplingParams
+    from cbserve.calibrating.machine import calibrate
+
+    llm = LLM("tiny", num_blocks=40, enable_prefix_caching=True, verbose=False)
+    params = SamplingParams(max_tokens=8, temperature=0)
+    before = llm.generate([list(range(5, 53))], params, use_tqdm=False)[0].outputs[0].token_ids
+    calibrate(llm, budget_s=0.05)
+    after = llm.generate([list(range(5, 53))], params, use_tqdm=False)[0].outputs[0].token_ids
+    assert before == after
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf, "long"])
+def test_a_budget_out_of_range(tiny, budget):
+    from cbserve.calibrating.machine import calibrate
+
+    with pytest.raises(CBServeError, match="must be a number of seconds above 0"):
+        calibrate(tiny, budget_s=budget)
+
+
+def test_a_model_that_is_too_short_for_the_sweep():
+    from cbserve import LLM
+    from cbserve.calibrating.machine import calibrate
+
+    with pytest.raises(CBServeError, match="enlarge num_blocks"):
+        calibrate(LLM("tiny", num_blocks=2, verbose=False), budget_s=0.1)
+
+
+def test_the_command_saves_and_prints(home, capsys):
+    assert main(["calibrate", "--model", "tiny", "--budget", "0.2"]) == 0
+    out = capsys.readouterr().out
+    assert "eff_compute" in out and "overlap" in out and str(home / "calibration.json") in out
+    assert load_calibration().model.name == "tiny"
+    json.loads((home / "calibration.json").read_text())
+
+
+def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
+    from cbserve.executors.torch_executor import TorchExecutor
+
+    calls, execute = [], TorchExecutor.execute
+
+    def interrupted(self, plan):
+        calls.append(plan)
+        if len(calls) > 20:
+            raise KeyboardInterrupt
+        return execute(self, plan)
+
+    monkeypatch.setattr(TorchExecutor, "execute", interrupted)
+    assert main(["calibrate", "--model", "tiny", "--budget", "1"]) == 130
+    assert [file.name for file in home.iterdir() if file.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--meta", "x.json"], "--meta belongs to --from"),
+        (["--charts", "."], "--charts belongs to --from"),
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--model", "tiny", "--budget", "0"], "above 0"),
+        (["--from", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_bad_arguments_are_one_line(home, capsys, arguments, words):
+    assert main(["calibrate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+
+
+def test_without_torch_the_cure_is_named(home, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cbserve.llm", None)
+    assert main(["calibrate", "--model", "tiny"]) == 2
+    assert "needs torch" in capsys.readouterr().err

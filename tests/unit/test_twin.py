@@ -1,0 +1,176 @@
+"""The twin: what is predicted is what the engine does but for time, and a stale calibration is not trusted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cbserve import LLM, CBServeError, StaticBatching
+from cbserve.calibrating import machine
+from cbserve.calibrating.machine import calibrate, drift
+from cbserve.calibration import CalibrationError, load_calibration
+from cbserve.cli import main
+from cbserve.core.trace import Admitted, Finished
+from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict, run, why_stale
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LLM:
+    return LLM("tiny", max_num_seqs=4, max_num_batched_tokens=128, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def calibration(tiny):
+    return calibrate(tiny, budget_s=0.2)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A cache folder of its own, and sweeps of a few kinds of step: here nobody looks at how well they fit."""
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "BATCHES", (2, 8))
+    monkeypatch.setattr(machine, "_COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(machine, "_MATRIX", {"cpu": 128})
+    return tmp_path
+
+
+def test_the_workload_is_seeded_and_mixed():
+    jobs = chat_workload(40, seed=3).jobs
+    assert [(len(j.prompt), j.num_output_tokens) for j in jobs] == [
+        (len(j.prompt), j.num_output_tokens) for j in chat_workload(40, seed=3).jobs
+    ]
+    assert chat_workload(40, seed=4).jobs != jobs
+    assert all(16 <= len(job.prompt) <= 384 and 8 <= job.num_output_tokens <= 96 for job in jobs)
+    assert len({len(job.prompt) for job in jobs}) > 20
+
+
+def test_the_default_rate_queues_and_does_not_overload(tiny, calibration):
+    workload = paced(chat_workload(40), tiny, calibration)
+    at_once = figures(predict(chat_workload(40), tiny, calibration))
+    spread = figures(predict(workload, tiny, calibration))
+    assert workload.jobs[0].arrival_s == 0.0
+    assert spread["mean TTFT"] < 0.25 * at_once["mean TTFT"]
+    admitted = [event for event in predict(workload, tiny, calibration) if isinstance(event, Admitted)]
+    assert any(event.time_s > workload.jobs[int(event.request_id)].arrival_s for event in admitted)
+    assert paced(chat_workload(40), tiny, calibration, rate=2.0).rate == pytest.approx(2.0, rel=0.5)
+
+
+@pytest.mark.parametrize("batching", [None, StaticBatching(4)], ids=["continuous", "static"])
+def test_all_at_once_the_real_engine_decides_as_predicted(tiny, calibration, batching):
+    """Who is admitted in which step, and when in steps an answer ends, does not depend on time then."""
+    llm = LLM("tiny", batching=batching, verbose=False) if batching else tiny
+    workload = chat_workload(12)
+    decisions = [
+        [(e.type, e.step, e.request_id) for e in trace if isinstance(e, Admitted | Finished)]
+        for trace in (predict(workload, llm, calibration), run(workload, llm))
+    ]
+    assert decisions[0] == decisions[1] and len(decisions[0]) == 24
+
+
+def test_a_run_on_cpu_time_does_not_wait(tiny, calibration):
+    workload = paced(chat_workload(5), tiny, calibration, rate=0.1)
+    began, own = time.perf_counter(), tiny.engine.clock
+    trace = run(workload, tiny, CpuClock())
+    assert time.perf_counter() - began < 0.5 * workload.duration_s
+    assert figures(trace)["makespan"] >= workload.duration_s
+    assert tiny.engine.clock is own
+
+
+def test_the_table_takes_medians_and_has_targets(tiny, calibration):
+    workload = chat_workload(6)
+    predicted = predict(workload, tiny, calibration)
+    slow = predict(workload, tiny, replace(calibration, loop_s=10.0))
+    perfect = Twin(workload, predicted, (predicted,))
+    assert [row.error for row in perfect.agreement()] == [0.0] * 4
+    assert {row.name: row.target for row in perfect.agreement()} == {
+        "makespan": 0.1, "mean TTFT": 0.2, "p99 TTFT": 0.2, "mean TPOT": 0.1
+    }  # fmt: skip
+    assert all(row.row()[-1] == "yes" for row in perfect.agreement())
+    assert [row.error for row in Twin(workload, predicted, (slow, predicted, predicted)).agreement()] == [0.0] * 4
+    assert all(row.row()[-1] == "NO" for row in Twin(workload, slow, (predicted,)).agreement())
+
+
+def test_the_picture_shows_both_and_ends_at_all_tokens(tiny, calibration):
+    workload = chat_workload(6)
+    trace = predict(workload, tiny, calibration)
+    total = sum(job.num_output_tokens for job in workload.jobs)
+    chart = Twin(workload, trace, (trace, trace)).chart()
+    assert "predicted" in chart.svg and "measured 2" in chart.svg
+    assert {row[0] for row in chart.table[1]} == {"predicted", "measured 1", "measured 2"}
+    assert chart.table[1][-1][2] == total
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"device": "another machine"}, "device was 'another machine'"),
+        ({"block_size": 32}, "blocks have 32 tokens"),
+        ({"environment": {}}, "timer was None"),
+        ({"created": (datetime.now(UTC) - timedelta(days=9)).isoformat()}, "9 days old"),
+    ],
+)
+def test_why_a_calibration_is_stale(tiny, calibration, change, words):
+    why = why_stale(replace(calibration, **change), tiny)
+    assert words in why and bool(why) == bool(words)
+
+
+def test_another_model_or_timer_is_stale(tiny, calibration):
+    shape = replace(calibration.model, num_layers=99)
+    assert "not of tiny" in why_stale(replace(calibration, model=shape), tiny)
+    assert why_stale(calibration, tiny, time.process_time) == "timer was 'perf_counter' and is 'process_time'"
+
+
+def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
+    arguments = ["twin", "--model", "tiny", "--requests", "8", "--budget", "0.2", "--out", str(home / "twin.svg")]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    order = [
+        out.index(w) for w in ("calibrating first: there is no calibration", "predicted: ", "now for real", "kept")
+    ]
+    assert order == sorted(order)
+    assert (home / "twin.svg").read_text().startswith("<svg") and load_calibration().model.name == "tiny"
+    assert main([*arguments, "--repeat", "2"]) == 0
+    assert "calibrating" not in capsys.readouterr().out  # the one that it has is fresh
+    assert main([*arguments, "--cpu-time"]) == 0
+    assert "calibrating anew: timer was" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--repeat", "0"], "run at least once"),
+        (["--requests", "1"], "at least 2"),
+        (["--rate", "0"], "above 0"),
+        (["--out", "/no/such/folder/x.svg"], "/no/such/folder"),
+    ],
+)
+def test_bad_arguments_are_one_line(home, capsys, arguments, words):
+    assert main(["twin", "--model", "tiny", "--requests", "4", "--budget", "0.1", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+
+
+def test_an_engine_in_use_is_not_calibrated(tiny):
+    from cbserve import Request
+
+    tiny.engine.add_request(Request("x", [5, 6, 7]))
+    try:
+        with pytest.raises(CBServeError, match="is serving another call"):
+            calibrate(tiny, 0.1)
+    finally:
+        tiny.engine.abort_all()
+
+
+def test_drift_is_seen(tiny, calibration):
+    faster = [replace(point, seconds=point.seconds / 3) for point in calibration.points]
+    assert drift(tiny, replace(calibration, points=tuple(faster))) > drift(tiny, calibration) + 0.5
+    with pytest.raises(CBServeError, match="none of the 0 points"):
+        drift(tiny, replace(calibration, points=()))
+
+
+def test_calibration_errors_are_of_one_kind():
+    assert issubclass(CalibrationError, CBServeError)
