@@ -182,7 +182,15 @@ def test_a_model_that_is_too_short_for_the_sweep():
         calibrate(LLM("tiny", num_blocks=2, verbose=False), budget_s=0.1)
 
 
-def test_the_command_saves_and_prints(home, capsys):
+@pytest.fixture
+def small_ceilings(monkeypatch):
+    from cbserve.calibrating import machine
+
+    monkeypatch.setattr(machine, "_COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(machine, "_MATRIX", {"cpu": 128})
+
+
+def test_the_command_saves_and_prints(home, capsys, small_ceilings):
     assert main(["calibrate", "--model", "tiny", "--budget", "0.2"]) == 0
     out = capsys.readouterr().out
     assert "eff_compute" in out and "overlap" in out and str(home / "calibration.json") in out

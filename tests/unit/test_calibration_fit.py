@@ -29,7 +29,8 @@ def plan(num_rows: int, num_tokens: int, context: int) -> StepPlan:
     return StepPlan(0, [row] * num_rows)
 
 
-PLANS = [plan(1, n, 0) for n in (16, 64, 128, 256, 512)] + [plan(b, 1, c) for b in (1, 2, 4, 8, 16, 32) for c in (64, 512)]  # fmt: skip
+PLANS = [plan(1, n, 0) for n in (16, 64, 128, 256, 512)]
+PLANS += [plan(batch, 1, context) for batch in (1, 2, 4, 8, 16, 32) for context in (64, 512)]
 
 
 def fitted(seconds: np.ndarray):

@@ -128,9 +128,8 @@ def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
     arguments = ["twin", "--model", "tiny", "--requests", "8", "--budget", "0.2", "--out", str(home / "twin.svg")]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    order = [
-        out.index(w) for w in ("calibrating first: there is no calibration", "predicted: ", "now for real", "kept")
-    ]
+    said = ("calibrating first: there is no calibration", "predicted: ", "now for real", "kept", "after the run")
+    order = [out.index(words) for words in said]
     assert order == sorted(order)
     assert (home / "twin.svg").read_text().startswith("<svg") and load_calibration().model.name == "tiny"
     assert main([*arguments, "--repeat", "2"]) == 0
