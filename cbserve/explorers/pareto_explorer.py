@@ -100,7 +100,7 @@ class ParetoExplorer(ParetoView):
         column = w.Layout(width="min(100%, 440px)")
         rows = [
             w.HBox([w.VBox(left, layout=column), w.VBox(right, layout=column)], layout=flow),
-            w.HBox([label("latency →"), self.across, label("↑ throughput"), self.up], layout=flow),
+            w.HBox([w.HBox([label("latency →"), self.across]), w.HBox([label("↑ throughput"), self.up])], layout=flow),
             w.HBox([self.points, self.keep, self.forget], layout=flow),
         ]
         self.box = w.VBox([*rows, self.error, self.sentence, self.style, self.plot, self.caption, self.steps_picture,

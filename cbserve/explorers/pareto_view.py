@@ -13,6 +13,7 @@ from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import model_shape
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Frontier, InFlight, Mark, frontier
+from cbserve.viz.style import percent
 from cbserve.viz.table import table_html
 from cbserve.viz.timeline import timeline
 from cbserve.workloads.synthetic import azure_twin
@@ -140,7 +141,7 @@ class ParetoView:
             f"Simulated for {self.model} on one {self.gpu}, not measured: the engine's own scheduler, "
             f"{len(workload)} requests of {workload.name} at each rate, step times of a roofline. Up and left is "
             "better. A filled point keeps both limits, a hollow one breaks one. The curves bend where requests begin "
-            "to wait."
+            "to wait. Goodput counts the answers whose TTFT and longest gap are both within the limits."
         )
 
     def _table(self, curves: Mapping[Setting, list[Point]]) -> tuple[list[str], list[list[object]]]:
@@ -183,7 +184,8 @@ class ParetoView:
             ),
             (
                 "Critical batch",
-                f"F/BW = {critical:.0f} tokens a step. "
+                f"F/BW = {critical:.0f} tokens a step, with {percent(cost.eff_compute)} of the FLOPs and "
+                f"{percent(cost.eff_memory)} of the bandwidth reached. "
                 + (
                     "With fewer decodes than that a step loads weights for longer than it computes: a request more in "
                     "the batch costs little."

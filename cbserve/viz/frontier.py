@@ -191,10 +191,10 @@ def _strip(
         x, wide = scale(value), style.text_width(name, 12)
         at = min(max(x - wide / 2, left), canvas.width - 16 - wide)
         lower = number % 2 == 1 and at < reach + 10  # two that are close stand above each other
-        canvas.line(x, y + (38 if lower else 22), x, line_y + 8, "e", stroke_dasharray="5 3")
+        canvas.line(x, y + (38 if lower else 22), x, line_y, "e", stroke_dasharray="5 3")
         canvas.text(at, y + (35 if lower else 19), name, "b halo")
         reach = at + wide
-    canvas.line(left, line_y, right, line_y, "x")
+    last = draw_x(canvas, scale, line_y, line_y, "requests in flight")
     reach = -math.inf
     for index, (value, mark) in enumerate(pairs):
         x = scale(value)
@@ -208,4 +208,4 @@ def _strip(
         if x - half > reach + 8:
             canvas.text(x, line_y - 14, text, "b halo", "middle")
             reach = x + half
-    return draw_x(canvas, scale, line_y, line_y, "requests in flight")
+    return last
