@@ -29,7 +29,7 @@ class CalibrationError(CBServeError):
 
 @dataclass(frozen=True)
 class Point:
-    """One kind of step, timed: `num_rows` rows of `num_tokens` new tokens each, after `context` cached ones.
+    """One kind of step, timed: `num_rows` rows of `num_tokens` new tokens each, after `context` cached ones on average.
 
     `seconds` is the median of `repeats` runs, `low_s` and `high_s` their quartiles, `fitted_s` what the model says.
     """

@@ -25,7 +25,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import Row, StepPlan
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.trace import StepEvent
-from cbserve.hardware.models import ModelShape
+from cbserve.hardware.models import MODELS, ModelShape
 from cbserve.hardware.roofline import Roofline
 
 if TYPE_CHECKING:
@@ -131,12 +131,14 @@ def drift(llm: LLM, calibration: Calibration, timer: Callable[[], float] = time.
 
 
 def shape_of(llm: LLM) -> ModelShape:
-    """The sizes of a loaded model, as the cost model counts them."""
+    """The sizes of a loaded model, as the cost model counts them: those of the table where it has the same."""
     c = llm.config
-    return ModelShape(
+    own = ModelShape(
         c.name, c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size,
         c.vocab_size, "the loaded model", c.tie_word_embeddings,
     )  # fmt: skip
+    named = {"name": own.name, "source": own.source, "published_params": None}
+    return next((known for known in MODELS.values() if replace(known, **named) == own), own)
 
 
 def device_name(llm: LLM) -> str:
@@ -225,16 +227,21 @@ def _plans(llm: LLM) -> list[tuple[Point, StepPlan]]:
 
 
 def _plan(llm: LLM, kind: str, num_rows: int, num_tokens: int, context: int) -> tuple[Point, StepPlan]:
-    pool = llm.scheduler.kv.pool
-    each = -(-(context + num_tokens) // pool.block_size)
-    rows = [
-        Row(
-            seq_id=-1 - i, request_id="calibration", slot=i, start=context, token_ids=[7] * num_tokens,
-            block_table=[(i * each + b) % pool.num_blocks for b in range(each)], params=_GREEDY,
-            num_prompt_tokens=context + num_tokens, is_prefill=kind == "prefill",
-        )
-        for i in range(num_rows)
-    ]  # fmt: skip
+    """Contexts of several rows are spread from half to one and a half of `context`, as in traffic: attention pads
+    those of a group to the longest and masks the rest, which equal ones would not show."""
+    pool, rows, first = llm.scheduler.kv.pool, [], 0
+    for i in range(num_rows):
+        start = round(context * (0.5 + i / (num_rows - 1))) if num_rows > 1 else context
+        start = min(start, llm.max_model_len - num_tokens, pool.num_blocks * pool.block_size - num_tokens)
+        count = -(-(start + num_tokens) // pool.block_size)
+        rows.append(
+            Row(
+                seq_id=-1 - i, request_id="calibration", slot=i, start=start, token_ids=[7] * num_tokens,
+                block_table=[(first + b) % pool.num_blocks for b in range(count)], params=_GREEDY,
+                num_prompt_tokens=start + num_tokens, is_prefill=kind == "prefill",
+            )
+        )  # fmt: skip
+        first += count
     return Point(kind, num_rows, num_tokens, context, 0.0, 0.0, 0.0, 0), StepPlan(-1, rows)
 
 

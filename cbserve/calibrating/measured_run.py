@@ -21,6 +21,7 @@ from statistics import mean, median
 from typing import Any
 
 from cbserve.core.batching import ContinuousBatching
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import percentile
 from cbserve.core.trace import StepEvent
 from cbserve.errors import CBServeError
@@ -122,7 +123,7 @@ def _gpu_of(name: str, hardware: Mapping[str, Any]) -> Gpu:
     memory = hardware.get("device_total_memory_bytes") or 0
     is_pcie = "pcie" in words
     if not chips:
-        raise RunFileError(f"device_name={name!r} is not in the table of GPUs")
+        raise InvalidRequestError(f"device_name={name!r} is not in the table of GPUs")
     return min(chips, key=lambda gpu: (abs(gpu.memory_bytes - memory) // 8e9, is_pcie is not ("PCIe" in gpu.name)))
 
 
