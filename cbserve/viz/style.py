@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 INKS = ("#ffffff", "#111111", "#111111", "#111111", "#111111", "#111111", "#111111")  # letters on them: 4.5:1 and more
@@ -48,6 +49,7 @@ def pattern(name: str, index: int) -> str:
     return f'<pattern id="{name}" width="{size}" height="{size}" patternUnits="userSpaceOnUse">{tile}</pattern>'
 
 
+@lru_cache(4096)  # breaking lines asks for the same words again and again
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Pixels that `text` takes at most in the usual sans-serif fonts (DejaVu Sans, the widest, sets the numbers)."""
     return sum(_EM.get(char, 0.7 if char.isupper() else 0.61) for char in text) * size * (1.1 if bold else 1.0)
