@@ -5,6 +5,9 @@ budget; the last of the running yields when blocks run out and queues in front, 
 cache may still find them; a request is admitted when the blocks of its next chunk are free. Not modelled: admission by
 the whole prompt (`scheduler_reserve_full_isl`), and that asynchronous scheduling plans a step before the last one has
 ended, so that an arrival joins one step later.
+
+Times count from the first arrival, and a request arrives by arrival_time, when the client sends it: that is what its user
+waits from, and the simulation itself makes it wait for the step that runs. By queued_ts that wait would count as none.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def fit_run(
     """Fit eff_compute, eff_memory and overhead_s to TTFT and E2E of every request; `overlap` stays 1.
 
     Residuals are log(predicted / measured) of both times of each request. Each evaluation simulates the whole run. The
-    search begins at `Roofline.on`'s assumption for all GPUs.
+    search begins at `Roofline.on`'s assumption for all GPUs. Error bars are a jackknife over tenths of the requests, of
+    the linearised problem. eff_memory and overhead_s can nearly take each other's place where all decode steps load
+    about as much; wide bars say so, and then only their joint effect is known.
 
     Args:
         source: what to call the run in the calibration.
