@@ -6,8 +6,8 @@ cache may still find them; a request is admitted when the blocks of its next chu
 the whole prompt (`scheduler_reserve_full_isl`), and that asynchronous scheduling plans a step before the last one has
 ended, so that an arrival joins one step later.
 
-Times count from the first arrival, and a request arrives by arrival_time, when the client sends it: that is what its user
-waits from, and the simulation itself makes it wait for the step that runs. By queued_ts that wait would count as none.
+Times count from the first arrival, and a request arrives by arrival_time, when the client sends it: from then on its
+user waits, and the simulation itself makes it wait for the step that runs. By queued_ts that wait would count as none.
 """
 
 from __future__ import annotations

@@ -91,3 +91,19 @@ def test_a_constant_at_its_bound_has_no_error_bar():
 def test_what_cannot_be_fitted(residuals, words):
     with pytest.raises(CBServeError, match=words):
         least_squares(lambda values: np.array(residuals), CONSTANTS, range(len(residuals)))
+
+
+def test_contexts_that_are_gathered_cross_memory_three_times():
+    step = plan(4, 1, 100)
+    once, gathered = replace(BASE, kv_passes=1.0).of(step), BASE.of(step)
+    assert gathered.bytes - once.bytes == 2 * 4 * 101 * BASE.model.kv_bytes_per_token(4)
+    assert gathered.flops == once.flops
+    with pytest.raises(CBServeError, match="kv_passes=0.5"):
+        replace(BASE, kv_passes=0.5)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
+def test_a_ramp_gathers_too(overlap):
+    cost = replace(BASE, overlap=overlap)
+    singly = [cost(plan(4, 1, 100 + step)) for step in range(40)]
+    assert list(cost.ramp(plan(4, 1, 100), 40).durations()) == pytest.approx(singly, rel=1e-9)
