@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile, slots_of
@@ -248,6 +249,12 @@ class RunFold:
     def itl(self, q: float) -> float:
         """The q-th percentile of the gaps between tokens, of all sequences together."""
         return weighted_percentile(self._gaps_s, self._gap_counts, q)
+
+    @property
+    def itl_mean_s(self) -> float:
+        """The mean gap between tokens, of all sequences together; nan when there is none."""
+        count = sum(self._gap_counts)
+        return sum(map(mul, self._gaps_s, self._gap_counts)) / count if count else math.nan
 
     def goodput(self, limits: Mapping[str, float]) -> float:
         """Requests a second that kept every limit, in seconds: "ttft", "tpot", "itl" (its longest gap), "e2e"

@@ -179,7 +179,7 @@ def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
     for name, values in served.items():
         known = sorted(value for value in values if not math.isnan(value))
         latency[name] = {"mean": _known(mean(known))} | {f"p{q}": _known(percentile(known, q)) for q in PERCENTILES}
-    latency["itl"] = {f"p{q}": _known(fold.itl(q)) for q in PERCENTILES}
+    latency["itl"] = {"mean": _known(fold.itl_mean_s)} | {f"p{q}": _known(fold.itl(q)) for q in PERCENTILES}
     num_served = sum(not math.isnan(value) for value in fold.ttft_s)
     goodput = _known(simulation.goodput(**dict(settings.slo))) if settings.slo else None
     return {

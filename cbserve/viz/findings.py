@@ -136,7 +136,9 @@ def description(traces: Sequence[Trace], labels: Sequence[str] | None) -> str:
 def caption(title: str, traces: Sequence[Trace]) -> str:
     """The finding, and whether it was measured or simulated."""
     clocks = {str(trace.meta.get("clock", "")) for trace in traces}
-    where = {"measured": " Measured here.", "simulated": " Simulated: the real scheduler with a scripted model."}
+    scripted = all(trace.meta.get("model") == "scripted" for trace in traces)
+    model = "a scripted model" if scripted else "a cost model"
+    where = {"measured": " Measured here.", "simulated": f" Simulated: the real scheduler with {model}."}
     return f"{title}." + (where.get(clocks.pop(), "") if len(clocks) == 1 else "")
 
 

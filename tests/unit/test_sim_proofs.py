@@ -246,6 +246,7 @@ def test_goodput_and_percentiles(jobs: list[Any], batching: Any, num_blocks: int
     records = sequence_metrics(run.trace)
     gaps = [gap for record in records for gap in record.itl_s]
     assert run.fold.itl(q) == pytest.approx(percentile(gaps, q), rel=1e-9, nan_ok=True)
+    assert run.fold.itl_mean_s == pytest.approx(mean(gaps), rel=1e-9, nan_ok=True)
     said, ttfts = run.summary, [record.ttft_s for record in records]
     assert said.ttft_p99_s == pytest.approx(percentile(ttfts, 99), rel=1e-9)
     assert said.ttft_mean_s == pytest.approx(mean(ttfts), rel=1e-9)
