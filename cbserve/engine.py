@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import logging
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,24 +15,10 @@ from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.plan import Ramp, Reason, StepPlan, StepResult
 from cbserve.core.request import Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
-from cbserve.core.table_log import TableLog
-from cbserve.core.trace import (
-    Admitted,
-    Arrived,
-    BlockedEvent,
-    Finished,
-    Forked,
-    Left,
-    PagesEvent,
-    Preempted,
-    Refused,
-    StepEvent,
-    StepRow,
-    Trace,
-)  # fmt: skip
+from cbserve.core.trace import Arrived, Refused, Trace
 from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
+from cbserve.recorder import Recorder, rows_of
 
-logger = logging.getLogger("cbserve")
 _FREE = nullcontext()
 
 
@@ -116,7 +101,7 @@ class Engine:
         self._num_added = 0
         self._is_stalled = False
         self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
-        self.trace = self.new_trace()
+        self.new_trace()
 
     def new_trace(self) -> Trace:
         """Begin a new trace and return it; the old one stays as it is. An idle engine's clock starts at 0 again."""
@@ -134,13 +119,17 @@ class Engine:
             "clock": self.clock.kind,
             "fast_forward": self._foresees is not None,
         }
-        self.trace = Trace(meta | self._meta)
-        self._last_blocked: tuple[int, str] | None = None
-        self._warned_of_preemption = False
-        self._step_offset: int | None = None
-        self._last_step = 0
-        self._tables = TableLog(scheduler.kv)
+        self._recorder = Recorder(Trace(meta | self._meta), scheduler, simulates=self._foresees is not None)
         return self.trace
+
+    @property
+    def trace(self) -> Trace:
+        """What happened since the engine, or the trace, was new."""
+        return self._recorder.trace
+
+    @trace.setter
+    def trace(self, trace: Trace) -> None:
+        self._recorder.trace = trace
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
@@ -203,7 +192,7 @@ class Engine:
         changed = self.scheduler.abort(request_id)
         for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
             builder.samples.setdefault(index, builder.samples[0])
-        outputs = self._record(changed, self._last_step)
+        outputs = self._take_in(changed)
         return outputs[0] if outputs else None
 
     def abort_all(self) -> list[RequestOutput]:
@@ -251,28 +240,26 @@ class Engine:
                 return plan, self._take_pending()
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
-            self._record_decisions(plan, start)
-            if (
-                self._foresees
-                and (plan.rows or plan.steady)
-                and (ramp := self._ramp(self._foresees, plan, start)) is not None
-            ):
-                return plan, self._fast_forward(self._foresees, plan, start, ramp, partial)
-            if not self._foresees:
-                pages = self._tables.changes(plan, start, self._number(plan))
-                if pages is not None:
-                    self.trace.emit(pages)
+            self._recorder.decisions(plan, start)
+            self._note_admissions(plan, start)
             if not plan.rows and not plan.steady:
+                self._recorder.tables(plan, start)
                 return plan, None
+            if self._foresees and (ramp := self._ramp(self._foresees, plan, start)) is not None:
+                return plan, self._fast_forward(self._foresees, plan, start, ramp, partial)
+            self._recorder.tables(plan, start)
         result = self.executor.execute(plan)
         with self._books():
             self.clock.advance(result.duration_s)
             end = self.clock.now()
-            self._record_step(plan, start, end)
-            outputs = self._record(self.scheduler.update(plan, result, end), self._number(plan), partial)
-            if self.debug:
-                self.scheduler.check()
-            return plan, self._take_pending() + outputs
+            self._recorder.step(plan, start, end)
+            return plan, self._end_step(plan, result, end, partial)
+
+    def _end_step(self, plan: StepPlan, result: StepResult, end: float, partial: bool) -> list[RequestOutput]:
+        outputs = self._take_in(self.scheduler.update(plan, result, end), partial)
+        if self.debug:
+            self.scheduler.check()
+        return self._take_pending() + outputs
 
     def _books(self) -> AbstractContextManager[object]:
         """Held around a change of the books. A simulation that is interrupted is thrown away."""
@@ -292,21 +279,13 @@ class Engine:
         self, executor: ForeseeingExecutor, plan: StepPlan, start: float, ramp: Ramp, partial: bool
     ) -> list[RequestOutput]:
         """Take `ramp.count` steps at once; only the last can end anything."""
-        step, rows, used = self._number(plan), self._rows(plan), plan.num_used_blocks
-        tokens = executor.foresee(plan, ramp.count - 1) if rows else []
-        self.scheduler.advance(plan, ramp.count, tokens)
+        rows = rows_of(plan)
+        self.scheduler.advance(plan, ramp.count, executor.foresee(plan, ramp.count - 1) if rows else [])
         result = executor.execute(plan)
         self.clock.advance(ramp.total(ramp.count))
         end = self.clock.now()
-        counts = plan.num_waiting, plan.num_running, used, 0, plan.num_evictions, 0
-        last_used = self.scheduler.kv.pool.num_used
-        num_steady = plan.steady.num_rows if plan.steady else 0
-        self.trace.emit(StepEvent(step, start, end, rows, *counts, ramp.count, ramp.segments, last_used, num_steady))
-        self._last_step = step + ramp.count - 1
-        outputs = self._record(self.scheduler.update(plan, result, end), self._last_step, partial)
-        if self.debug:
-            self.scheduler.check()
-        return self._take_pending() + outputs
+        self._recorder.span(rows, plan, ramp, start, end)
+        return self._end_step(plan, result, end, partial)
 
     def replay(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
         """Serve requests that come in order of arrival and are read when their time is near, so that a million need
@@ -376,90 +355,20 @@ class Engine:
             f"{plan.num_waiting} requests wait, {plan.num_running} run, and nothing can be scheduled; {why}"
         )
 
-    # ---- the trace and the outputs ------------------------------------------------------------------------------
+    # ---- the outputs --------------------------------------------------------------------------------------------
 
-    def _number(self, plan: StepPlan) -> int:
-        """Steps count from 0 in each trace."""
-        if self._step_offset is None:
-            self._step_offset = plan.step
-        return plan.step - self._step_offset
-
-    def _record_decisions(self, plan: StepPlan, now: float) -> None:
-        step = self._number(plan)
-        for p in plan.preemptions:
-            reason = str(p.reason)
-            self.trace.emit(
-                Preempted(
-                    now,
-                    step,
-                    p.request_id,
-                    p.seq_id,
-                    p.slot,
-                    p.cause,
-                    reason,
-                    p.how,
-                    p.num_computed_tokens,
-                    p.num_blocks,
-                )
-            )
-            if not self._warned_of_preemption and self._foresees is None:
-                self._warned_of_preemption = True
-                logger.warning(
-                    "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
-                    "in the trace; a larger pool or fewer slots avoid them.",
-                    p.request_id, p.cause.replace("_", " "), reason, p.num_computed_tokens,
-                )  # fmt: skip
-        for a in plan.admissions:
-            self.trace.emit(
-                Admitted(
-                    now, step, a.request_id, a.seq_id, a.slot, a.resumed, a.num_cached_tokens, a.num_swapped_blocks
-                )
-            )
-            builder = self._builders.get(a.request_id)
+    def _note_admissions(self, plan: StepPlan, now: float) -> None:
+        for admission in plan.admissions:
+            builder = self._builders.get(admission.request_id)
             if builder is not None and builder.times.admitted_s is None:
                 builder.times.admitted_s = now
-        if plan.blocked is not None:
-            key = (plan.blocked.seq_id, plan.blocked.reason.code)
-            if key != self._last_blocked:
-                reason = plan.blocked.reason
-                self.trace.emit(BlockedEvent(now, step, plan.blocked.request_id, key[0], key[1], str(reason)))
-            self._last_blocked = key
 
-    def _rows(self, plan: StepPlan) -> tuple[StepRow, ...]:
-        return tuple(
-            StepRow(
-                row.seq_id,
-                row.slot,
-                "padding" if row.is_padding else "prefill" if row.is_prefill else "decode",
-                len(row.token_ids),
-                row.num_samples,
-                row.end,
-            )
-            for row in plan.rows
-        )
-
-    def _record_step(self, plan: StepPlan, start: float, end: float) -> None:
-        self._last_step = self._number(plan)
-        self.trace.emit(
-            StepEvent(
-                self._last_step, start, end, self._rows(plan), plan.num_waiting, plan.num_running,
-                plan.num_used_blocks, len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
-                num_steady=plan.steady.num_rows if plan.steady else 0,
-            )
-        )  # fmt: skip
-
-    def _record(self, changed: StepUpdate, step: int, partial: bool = True) -> list[RequestOutput]:
+    def _take_in(self, changed: StepUpdate, partial: bool = True) -> list[RequestOutput]:
+        """Record what changed, and build the outputs of those that it touched."""
         now, touched = self.clock.now(), dict[str, OutputBuilder]()
-        if changed.published and not self._foresees:
-            self.trace.emit(PagesEvent(now, step, findable=tuple(changed.published)))
-        for parent, child in changed.forked:
-            builder = self._builders[child.request.request_id]
-            builder.samples[child.sample_index] = child
-            slot = child.slot if child.slot is not None else -1
-            self._tables.fork(parent.seq_id, child.seq_id)
-            self.trace.emit(
-                Forked(now, step, child.request.request_id, child.seq_id, parent.seq_id, child.sample_index, slot)
-            )
+        self._recorder.update(changed, now)
+        for _, child in changed.forked:
+            self._builders[child.request.request_id].samples[child.sample_index] = child
         for seq, logprobs in changed.new_tokens:
             builder = self._builders[seq.request.request_id]
             if builder.times.first_token_s is None:
@@ -471,14 +380,6 @@ class Engine:
         for seq in changed.finished:
             request_id = seq.request.request_id
             touched[request_id] = self._builders[request_id]
-            self.trace.emit(
-                Finished(
-                    now, step, request_id, seq.seq_id, str(seq.finish_reason), seq.stop_reason, seq.num_output_tokens
-                )
-            )
-        for seq, slot in changed.left:
-            self._tables.leave(seq.seq_id)
-            self.trace.emit(Left(now, step, seq.request.request_id, seq.seq_id, slot))
         outputs = []
         for request_id, builder in touched.items():
             if builder.finished:

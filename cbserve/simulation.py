@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from cbserve.core.trace import Event, Trace
 from cbserve.core.trace_file import TraceWriter
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS
-from cbserve.executors.simulated import SimulatedExecutor, StepCost
+from cbserve.executors.simulated import SimulatedExecutor, CostModel
 from cbserve.outputs import RequestOutput
 from cbserve.workloads.arrivals import ClosedLoop
 from cbserve.workloads.workload import Job, Workload
@@ -58,7 +58,7 @@ class _Listened(Trace):
 
 def simulate(
     workload: Workload | ClosedLoop,
-    cost: StepCost,
+    cost: CostModel,
     num_blocks: int,
     block_size: int = 16,
     batching: Batching | None = None,
@@ -73,6 +73,7 @@ def simulate(
     trace_path: str | Path | None = None,
     fast_forward: bool = True,
     progress: Callable[[RequestOutput], None] | None = None,
+    listeners: Iterable[Callable[[Event], None]] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Simulation:
     """Serve `workload` in simulated time.
@@ -87,6 +88,7 @@ def simulate(
         trace_path: write the events to this file as they happen (JSON lines; `Trace.load` reads it).
         fast_forward: False lives through every step, for comparison, and records block tables too.
         progress: called with each request's output when it ends.
+        listeners: called with each event as it happens; a `step` may be a span, and tells no steady rows.
         meta: what the trace should know of model and device.
 
     Raises:
@@ -113,14 +115,14 @@ def simulate(
         fast_forward=fast_forward,
     )
     fold, refused = RunFold(), []
-    listeners: list[Callable[[Event], None]] = [fold.add]
-    engine.trace = trace = _Listened(engine.trace.meta, listeners)
+    told = [fold.add, *listeners]
+    engine.trace = trace = _Listened(engine.trace.meta, told)
     if keep_trace:
-        listeners.append(trace.events.append)
+        told.append(trace.events.append)
     writer = TraceWriter(trace_path, trace.meta) if trace_path is not None else None
     try:
         if writer is not None:
-            listeners.append(writer)
+            told.append(writer)
         outputs = _closed(engine, loop, lengths, max_tokens) if loop else engine.replay(workload.requests(max_tokens))
         for output in outputs:
             if output.error and len(refused) < 10:

@@ -10,7 +10,7 @@ from cbserve.core.plan import Ramp, Row, Steady, StepPlan, StepResult
 from cbserve.executors.scripted import EOS
 
 
-class StepCost(Protocol):
+class CostModel(Protocol):
     """Seconds of a step; `hardware.Roofline` is one.
 
     One that counts `plan.steady` too, by `plan.num_tokens` and `plan.context_len` for instance, says so with an
@@ -33,7 +33,7 @@ class SimulatedExecutor:
         lengths: output tokens by request id, EOS included; a request that is missing ends by its max_tokens.
     """
 
-    def __init__(self, cost: StepCost, lengths: Mapping[str, int]) -> None:
+    def __init__(self, cost: CostModel, lengths: Mapping[str, int]) -> None:
         self.cost = cost
         self.lengths = lengths
         self.takes_steady = getattr(cost, "takes_steady", False)
