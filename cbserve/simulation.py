@@ -21,7 +21,7 @@ from cbserve.core.trace import Event, Trace
 from cbserve.core.trace_file import TraceWriter
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS
-from cbserve.executors.simulated import SimulatedExecutor, CostModel
+from cbserve.executors.simulated import CostModel, SimulatedExecutor
 from cbserve.outputs import RequestOutput
 from cbserve.workloads.arrivals import ClosedLoop
 from cbserve.workloads.workload import Job, Workload

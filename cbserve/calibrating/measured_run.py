@@ -28,7 +28,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import percentile
 from cbserve.core.trace import StepEvent
 from cbserve.errors import CBServeError
-from cbserve.executors.simulated import StepCost
+from cbserve.executors.simulated import CostModel
 from cbserve.hardware.gpus import GPUS, Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import MODELS, ModelShape, model_shape
@@ -139,7 +139,7 @@ class Answered:
     e2e_s: tuple[float, ...]
 
 
-def serve_again(run: MeasuredRun, settings: RunSettings, cost: StepCost, keep_trace: bool = False) -> Answered:
+def serve_again(run: MeasuredRun, settings: RunSettings, cost: CostModel, keep_trace: bool = False) -> Answered:
     """The same requests through this package's scheduler with the same settings, in simulated time."""
     outputs: dict[str, RequestOutput] = {}
     simulation = simulate(
