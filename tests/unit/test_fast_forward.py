@@ -174,7 +174,10 @@ def test_a_policy_that_counts_service_counts_all_of_it():
     assert got[0] == got[1] == {"0": 34, "1": 45}
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.001, 1), st.floats(0, 0.1)), min_size=1, max_size=3), st.data())
+segment = st.tuples(st.integers(1, 9), st.floats(0.001, 1), st.floats(0, 0.1))
+
+
+@given(st.lists(segment, min_size=1, max_size=3), st.data())
 def test_a_ramp_adds_up(segments, data):
     ramp = Ramp(tuple(segments))
     durations = list(ramp.durations())
