@@ -267,6 +267,8 @@ class Engine:
 
     def _ramp(self, executor: ForeseeingExecutor, plan: StepPlan, start: float) -> Ramp | None:
         """Durations of the steps that can be taken at once, from `plan` on; None when it is but one."""
+        if self._pending:  # given out when this step ends, and whoever hears it may ask again
+            return None
         most = self.scheduler.horizon(plan)
         if most < 2:
             return None

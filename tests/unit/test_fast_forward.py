@@ -24,6 +24,9 @@ from cbserve.core.trace import PagesEvent, Trace
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS
 from cbserve.executors.simulated import SimulatedExecutor
+from cbserve.simulation import simulate
+from cbserve.workloads.arrivals import ClosedLoop
+from cbserve.workloads.workload import Job
 
 
 @dataclass(frozen=True)
@@ -188,3 +191,15 @@ def test_a_ramp_adds_up(segments, data):
     until = ramp.until(seconds)
     assert until == ramp.count or ramp.total(until) >= seconds
     assert until == 1 or ramp.total(until - 1) < seconds
+
+
+def test_who_was_refused_asks_again_before_others_decode_on():
+    """A refusal is heard when the step ends in which it was said, not when the span would."""
+    too_long = Job(0.0, range(10_000), 1)
+    jobs = [Job(0.0, range(20), 100), *[too_long] * 5, Job(0.0, range(20), 5), Job(0.0, range(20), 5)]
+    slowly, quickly = (
+        simulate(ClosedLoop(jobs, users=2, think_s=0.05), KinkedCost(), 40, 4, fast_forward=fast)
+        for fast in (False, True)
+    )
+    assert without_pages(slowly.trace).difference(quickly.trace) is None
+    assert slowly.fold.num_refused == quickly.fold.num_refused == 5
