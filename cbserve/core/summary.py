@@ -158,10 +158,14 @@ class RunFold:
         if count > 1:
             first, *later = Ramp(step.ramp).durations()
             first_end, longest = step.start_s + first, max(later)
-        if self._num_steady_events:
+        if self._num_steady_events and num_steady:
             for row in step.rows:
                 if row.kind != "padding":
                     self._catch_up(live[row.seq_id])
+        elif self._num_steady_events:  # the group breaks up, and some of it may get no row in this step
+            for sequence in live.values():
+                self._catch_up(sequence)
+                sequence.told = -1
         if num_steady:
             gap = first_end - self._last_end_s
             self._num_steady_events += 1

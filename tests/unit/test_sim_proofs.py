@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -320,3 +321,19 @@ def test_more_users_wait_longer_and_the_server_sets_the_pace() -> None:
         assert busy == pytest.approx(1.0, rel=1e-9)
         assert run.fold.num_requests / run.fold.makespan_s == pytest.approx(1 / service, rel=1e-9)
         assert sum(isinstance(e, StepEvent) for e in run.trace.events) > 0
+
+
+@pytest.mark.parametrize("budget", [8, 20, 32])
+def test_gaps_where_decodes_wait_for_budget(budget: int) -> None:
+    """A more urgent prompt leaves no budget: the group that decodes together breaks up, and some get no row then."""
+    workload = synthesize(60, partial(poisson, rate=20), prompt=50, output=partial(exponential, 20), seed=3)
+    workload = replace(workload, jobs=[replace(job, priority=-i % 5) for i, job in enumerate(workload.jobs)])
+    batching = ContinuousBatching(max_num_seqs=64, max_num_batched_tokens=budget)
+    run, _ = run_watched(workload, 200, batching=batching, policy=Priority())
+    records = sequence_metrics(run.trace)
+    gaps = [gap for record in records for gap in record.itl_s]
+    assert run.fold.itl_mean_s == pytest.approx(mean(gaps), rel=1e-9)
+    for q in (50, 90, 99, 100):
+        assert run.fold.itl(q) == pytest.approx(percentile(gaps, q), rel=1e-9)
+    longest = sorted(max(record.itl_s) for record in records if record.itl_s)
+    assert sorted(run.fold.longest_itl_s)[-len(longest) :] == pytest.approx(longest, rel=1e-9)
