@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ FORMAT_VERSION = 2
 
 
 def header(meta: dict[str, Any]) -> str:
-    return json.dumps({"event": "header", "version": FORMAT_VERSION, "meta": meta}, sort_keys=True)
+    return _json({"event": "header", "version": FORMAT_VERSION, "meta": meta}, sort_keys=True)
 
 
 def end(count: int) -> str:
@@ -27,7 +29,20 @@ def line_of(event: Event) -> str:
         record = {name: getattr(event, name) for name in StepEvent.__slots__}
     else:
         record = asdict(event)
-    return json.dumps({"event": event.type, **record})
+    return _json({"event": event.type, **record})
+
+
+def _json(record: dict[str, Any], **options: Any) -> str:
+    return json.dumps(record, default=_plain, **options)
+
+
+def _plain(value: Any) -> int | float:
+    """A number that JSON does not know, of numpy for instance. Raises TraceError when it is none."""
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise TraceError(f"{value!r} cannot be written to a trace file; give numbers and text")
 
 
 class TraceWriter:
@@ -40,33 +55,49 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | Path, meta: dict[str, Any]) -> None:
-        self._path = Path(path)
+        try:
+            self._path = Path(path)
+        except TypeError as error:
+            raise TraceError(f"cannot write to {path!r} ({error}); give the path of a file") from error
         if self._path.exists() and not self._path.is_file():
             raise TraceError(f"{self._path} is no regular file: nothing was written; give the path of a file")
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         self._count = 0
-        try:
+        first = header(meta)
+        with self._errors():
             self._file = open(self._temporary, "w", encoding="utf-8")  # noqa: SIM115  (closed by `close` or `discard`)
-        except OSError as error:
-            raise TraceError(
-                f"cannot write to {path!r} ({error}); give a file in a folder that exists and can be written"
-            ) from error
-        self._file.write(header(meta) + "\n")
+        self._write(first)
 
     def __call__(self, event: Event) -> None:
-        self._file.write(line_of(event) + "\n")
+        self._write(line_of(event))
         self._count += 1
+
+    def _write(self, line: str) -> None:
+        with self._errors():
+            self._file.write(line + "\n")
 
     def close(self) -> None:
         """The run has ended: give the file its name."""
-        self._file.write(end(self._count) + "\n")
-        self._file.close()
-        os.replace(self._temporary, self._path)
+        self._write(end(self._count))
+        with self._errors():
+            self._file.close()
+            os.replace(self._temporary, self._path)
 
     def discard(self) -> None:
         """The run was broken off: leave nothing behind."""
-        self._file.close()
+        with suppress(OSError):  # what was not written yet does not fit on a full disk
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+            raise TraceError(
+                f"cannot write to {str(self._path)!r} ({error}); give a file in a folder that exists, can be written "
+                "and has room"
+            ) from error
 
     def __enter__(self) -> Callable[[Event], None]:
         return self
