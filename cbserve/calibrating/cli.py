@@ -199,14 +199,11 @@ def _table(rows: Sequence[Agreement], caption: str) -> Table:
 
 
 def _calibrate_from(options: argparse.Namespace) -> int:
-    import logging
-
     from cbserve.calibrating.measured_run import read_series, read_settings
     from cbserve.calibrating.run_fit import beside, compare, fit_run, series_charts
     from cbserve.calibration import load_calibration
     from cbserve.workloads.measured import read_requests
 
-    logging.getLogger("cbserve").setLevel(logging.ERROR)  # an overloaded run preempts, and says so each time
     run = read_requests(options.requests, options.clock)
     settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
     csv = options.timeseries or beside(options.requests, "timeseries.csv")

@@ -6,7 +6,6 @@ the function returned, or a `Lost`: the worker died, or the function raised what
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 import traceback
@@ -84,13 +83,12 @@ def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
     while True:
         try:
             item = pipe.recv()
-        except EOFError:
+            pipe.send(_outcome(function, item))
+        except (EOFError, BrokenPipeError):  # the parent is gone
             return
-        pipe.send(_outcome(function, item))
 
 
 def _outcome(function: Callable[[Item], Any], item: Item) -> Any:
-    logging.getLogger("cbserve").setLevel(logging.ERROR)  # preemptions are in the numbers; a warning a point is noise
     try:
         return function(item)
     except CBServeError as error:
