@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
@@ -27,6 +28,7 @@ from cbserve.simulation import simulate
 from cbserve.viz.charts import lines
 from cbserve.viz.figure import Figure
 from cbserve.workloads.arrivals import poisson
+from cbserve.workloads.tokens import own_tokens
 from cbserve.workloads.workload import Job, Workload
 
 if TYPE_CHECKING:
@@ -109,16 +111,21 @@ def paced(workload: Workload, llm: LLM, calibration: Calibration, rate: float | 
 
 
 def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
-    """The workload through a scheduler with the settings of `llm`, in simulated time."""
-    scheduler = llm.scheduler
+    """The workload through a scheduler with the settings of `llm`, in simulated time. Prompts share nothing, as in
+    `run`."""
+    scheduler, kv = llm.scheduler, llm.scheduler.kv
+    jobs = [replace(job, prompt=own_tokens(i, len(job.prompt))) for i, job in enumerate(workload.jobs)]
     simulation = simulate(
-        workload,
+        replace(workload, jobs=jobs),
         calibration.cost(),
-        scheduler.kv.pool.num_blocks,
-        scheduler.kv.block_size,
+        kv.pool.num_blocks,
+        kv.block_size,
         scheduler.batching,
+        deepcopy(scheduler.policy),
         scheduler=type(scheduler),
-        enable_prefix_caching=scheduler.kv.enable_prefix_caching,
+        enable_prefix_caching=kv.enable_prefix_caching,
+        preemption=scheduler.preemption,
+        num_host_blocks=kv.host_pool.num_blocks if kv.host_pool else 0,
         max_model_len=llm.max_model_len,
         meta={"model": calibration.model.name, "device": calibration.device},
     )
