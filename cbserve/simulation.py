@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,15 @@ def simulate(
         InvalidRequestError: an argument is out of range.
         TraceError: `trace_path` cannot be written.
     """
+    _require_sound(workload, cost, scheduler, fast_forward)
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     if preemption != "recompute" and host_pool is None:
         raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
+    if host_pool is not None and getattr(cost, "block_size", block_size) != block_size:
+        raise InvalidRequestError(
+            f"block_size={block_size}, but the cost model swaps blocks of {cost.block_size} tokens; give it the same "
+            "block_size"
+        )
     loop = workload if isinstance(workload, ClosedLoop) else None
     lengths: dict[str, int] = {}
     engine = Engine(
@@ -138,6 +145,17 @@ def simulate(
     return Simulation(trace, fold, tuple(refused))
 
 
+def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool) -> None:
+    if not isinstance(workload, Workload | ClosedLoop):
+        raise InvalidRequestError(f"workload={str(workload)[:60]!r}: must be a Workload or a ClosedLoop")
+    if not isinstance(scheduler, type) or not issubclass(scheduler, Scheduler):
+        raise InvalidRequestError(f"scheduler={scheduler!r}: must be Scheduler or a subclass of it, not an object")
+    if not callable(cost):
+        raise InvalidRequestError(f"cost={cost!r}: must give seconds of a plan when called, as a Roofline does")
+    if fast_forward and not hasattr(cost, "ramp"):
+        raise InvalidRequestError(f"cost={cost!r} has no `ramp`: take a Roofline, or fast_forward=False")
+
+
 def _closed(
     engine: Engine, loop: ClosedLoop, lengths: dict[str, int], max_tokens: int | None
 ) -> Iterator[RequestOutput]:
@@ -149,7 +167,7 @@ def _closed(
     def ask(job: Job) -> None:
         nonlocal number
         request_id, number = str(number), number + 1
-        lengths[request_id], users[request_id] = job.num_output_tokens, job.client_id
+        lengths[request_id], users[request_id] = operator.index(job.num_output_tokens), job.client_id
         engine.add_request(job.request(request_id, params))
 
     try:

@@ -13,6 +13,8 @@ from collections.abc import Sequence as SequenceOf
 
 from cbserve.core.errors import ConservationError, InvalidRequestError, NoFreeBlocksError
 
+MOST_BLOCKS = 50_000_000  # the pool keeps a list of them: some 2 GB then
+
 
 class FreeList:
     """Free block ids in the order in which they will be handed out. Every operation is O(1) a block.
@@ -84,6 +86,8 @@ class BlockPool:
                 raise InvalidRequestError(
                     f"num_blocks={num_blocks!r}, block_size={block_size!r}: both must be integers of at least 1"
                 )
+        if num_blocks > MOST_BLOCKS:
+            raise InvalidRequestError(f"num_blocks={num_blocks}: must be at most {MOST_BLOCKS:,}; enlarge the blocks")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks

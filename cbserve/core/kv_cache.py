@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 
 from cbserve.core.blocks import BlockPool, Lease
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.request import Sequence
 
 Pairs = list[tuple[int, int]]
@@ -217,7 +218,13 @@ class KVCacheManager:
         while len(hashes) < count:
             parent = hashes[-1] if hashes else sha256(seq.request.cache_salt.encode()).digest()
             tokens = seq.tokens(len(hashes) * size, (len(hashes) + 1) * size)
-            hashes.append(sha256(parent + array("q", tokens).tobytes()).digest())
+            try:
+                content = array("q", tokens)
+            except (TypeError, OverflowError) as error:
+                raise InvalidRequestError(
+                    f"request {seq.request.request_id!r}: its prompt is no sequence of token ids of 64 bits ({error})"
+                ) from None
+            hashes.append(sha256(parent + content.tobytes()).digest())
         return hashes[:count]
 
     # ---- invariants ---------------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ class Scheduler(FastForward):
             raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")
         if not isinstance(policy, Policy | None):
             raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")
+        if max_model_len is not None and (not hasattr(max_model_len, "__index__") or max_model_len < 1):
+            raise InvalidRequestError(f"max_model_len={max_model_len!r}: must be an integer of at least 1, or None")
         if not callable(preemption) and preemption not in ("recompute", "swap"):
             raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or a function")
         self.kv = kv

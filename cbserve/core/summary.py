@@ -268,7 +268,7 @@ class RunFold:
             InvalidRequestError: a limit of another name, or no number above 0.
         """
         for name, limit in limits.items():
-            if name not in LIMITS or not limit > 0:
+            if name not in LIMITS or not hasattr(limit, "__float__") or not limit > 0:
                 raise InvalidRequestError(f"{name}={limit!r}: limits are {', '.join(LIMITS)}, in seconds above 0")
         kept = sum(all(value <= limit for value, limit in pairs) for pairs in self._against(limits))
         return kept / self.makespan_s if self.makespan_s > 0 else math.nan

@@ -114,7 +114,7 @@ def kv_capacity(
     Raises:
         InvalidRequestError: not even one block is left, with the arithmetic and the cure; or a value is out of range.
     """
-    if not 0 < utilization <= 1:
+    if not hasattr(utilization, "__float__") or not 0 < utilization <= 1:
         raise InvalidRequestError(f"utilization={utilization!r}: is the share of the memory in use, in (0, 1]")
     if kv_dtype_bytes is None:
         kv_dtype_bytes = dtype_bytes
@@ -125,7 +125,7 @@ def kv_capacity(
     shape = model_shape(model)
     if activation_bytes is None:
         activation_bytes = peak_activation_bytes(shape, dtype_bytes=dtype_bytes)
-    if not activation_bytes >= 0:
+    if not hasattr(activation_bytes, "__float__") or not activation_bytes >= 0:
         raise InvalidRequestError(f"activation_bytes={activation_bytes!r}: must be at least 0")
     capacity = KVCapacity(
         shape, find_gpu(gpu), utilization, shape.weights_bytes(dtype_bytes), float(activation_bytes), **sizes

@@ -80,6 +80,10 @@ class Roofline:
     takes_steady: ClassVar[bool] = True  # see executors.simulated.StepCost
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_left_out = value is None and name in ("host_link_bytes_s", "kv_dtype_bytes")
+            if name != "model" and not is_left_out and not hasattr(value, "__float__"):
+                raise InvalidRequestError(f"{name}={value!r}: must be a number")
         for field in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
             value = getattr(self, field)
             if value is None and field in ("host_link_bytes_s", "kv_dtype_bytes"):

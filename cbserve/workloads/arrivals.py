@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.workloads.workload import Job
+from cbserve.workloads.workload import LATEST_S, Job, problem_of
 
 
 def all_at_once(n: int, seed: int = 0) -> list[float]:
@@ -94,7 +94,7 @@ class ClosedLoop:
         exponential: think times are exponential instead of all equal.
 
     Raises:
-        InvalidRequestError: `users` is no integer of at least 1, or `think_s` is negative.
+        InvalidRequestError: `users` is no integer of at least 1, `think_s` is negative, or a job cannot be simulated.
     """
 
     def __init__(
@@ -102,24 +102,27 @@ class ClosedLoop:
     ) -> None:
         if not isinstance(users, int) or isinstance(users, bool) or users < 1:
             raise InvalidRequestError(f"users={users!r}: must be an integer of at least 1")
-        if not isinstance(think_s, int | float) or not 0 <= think_s < math.inf:
+        if not isinstance(think_s, int | float) or not 0 <= think_s < LATEST_S:
             raise InvalidRequestError(f"think_s={think_s!r}: must be a number of seconds of at least 0")
         self.users, self.think_s, self.exponential, self.seed = users, think_s, exponential, seed
         sessions: dict[Hashable, list[Job]] = {}
         for index, job in enumerate(jobs):
+            if problem := problem_of(job):
+                raise InvalidRequestError(f"jobs[{index}]: {problem}")
             key = ("alone", index) if job.session is None else ("session", job.session)
             sessions.setdefault(key, []).append(job)
-        self._jobs: list[list[Job]] = [[] for _ in range(users)]
+        self._jobs: list[list[Job]] = [[] for _ in range(min(users, len(sessions)))]  # further users never ask
         for index, session in enumerate(sessions.values()):
             self._jobs[index % users].extend(session)
         self.start()
 
     def start(self) -> list[Job]:
         """Begin anew: the first job of every user who has one, at 0. `client_id` is the user's number."""
-        self._next = [0] * self.users
-        self._asking = [False] * self.users
-        self._rng = [random.Random(f"{self.seed} {user}") for user in range(self.users)]
-        return [job for user in range(self.users) if (job := self._ask(user, 0.0)) is not None]
+        users = range(len(self._jobs))
+        self._next = [0 for _ in users]
+        self._asking = [False for _ in users]
+        self._rng = [random.Random(f"{self.seed} {user}") for user in users]
+        return [job for user in users if (job := self._ask(user, 0.0)) is not None]
 
     def on_finish(self, user: int | str, time_s: float) -> Job | None:
         """The answer of `user` (a number, or the `client_id`) ended at `time_s`: what they ask next, or None.
@@ -128,7 +131,7 @@ class ClosedLoop:
             InvalidRequestError: there is no such user, or they wait for no answer.
         """
         number = int(user) if isinstance(user, int) or user.isdecimal() else -1
-        if not 0 <= number < self.users or not self._asking[number]:
+        if not 0 <= number < len(self._asking) or not self._asking[number]:
             raise InvalidRequestError(f"user={user!r}: waits for no answer; there are users 0 to {self.users - 1}")
         self._asking[number] = False
         think_s = self.think_s

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NoReturn
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.request import Request, SamplingParams
+
+LATEST_S = 1e10  # three centuries; beyond, the gap between two doubles nears that between two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,9 @@ class Job:
     """One request of a workload, with the length of its answer, which no scheduler sees.
 
     Args:
-        arrival_s: seconds from the workload's start.
-        prompt: token ids; a `range` or `Ranges` costs nothing.
+        arrival_s: seconds from the workload's start, below 1e10.
+        prompt: token ids; a `range` or `Ranges` costs nothing. A simulated answer goes on from the last one, which must
+            not be negative.
         num_output_tokens: length of the answer, at least 1.
         priority: lower is more urgent.
         client_id: who asks.
@@ -51,7 +54,8 @@ class Workload:
         note: what was done to them.
 
     Raises:
-        InvalidRequestError: a job is not in order, has an empty prompt or an answer of less than one token; names it.
+        InvalidRequestError: a job is not in order, its prompt is empty or no sequence of token ids, or its answer no
+            whole number of tokens, at least 1; names it.
     """
 
     name: str
@@ -60,22 +64,18 @@ class Workload:
     note: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.jobs, Sequence):
+            raise InvalidRequestError(f"{self.name}: jobs={str(self.jobs)[:60]}: must be a list of Job")
         before = 0.0
         for index, job in enumerate(self.jobs):
-            if not before <= job.arrival_s < math.inf or job.num_output_tokens < 1 or not job.prompt:
-                self._refuse(index, job, before)
+            if problem := problem_of(job):
+                raise InvalidRequestError(f"{self.name}: jobs[{index}]: {problem}")
+            if job.arrival_s < before:
+                raise InvalidRequestError(
+                    f"{self.name}: jobs[{index}]: arrival_s={job.arrival_s!r} comes after {before!r}: sort the jobs by "
+                    "arrival"
+                )
             before = job.arrival_s
-
-    def _refuse(self, index: int, job: Job, before: float) -> NoReturn:
-        if not 0 <= job.arrival_s < math.inf:
-            problem = f"arrival_s={job.arrival_s!r}: must be a finite time >= 0"
-        elif job.arrival_s < before:
-            problem = f"arrival_s={job.arrival_s!r} comes after {before!r}: sort the jobs by arrival"
-        elif job.num_output_tokens < 1:
-            problem = f"num_output_tokens={job.num_output_tokens!r}: must be at least 1"
-        else:
-            problem = "its prompt is empty: give at least one token"
-        raise InvalidRequestError(f"{self.name}: jobs[{index}]: {problem}")
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -95,7 +95,7 @@ class Workload:
 
         A dict, because the executor looks up every row of a step: some 130 bytes a job.
         """
-        return {str(index): job.num_output_tokens for index, job in enumerate(self.jobs)}
+        return {str(index): operator.index(job.num_output_tokens) for index, job in enumerate(self.jobs)}
 
     @property
     def duration_s(self) -> float:
@@ -167,6 +167,24 @@ class Workload:
             rows[f"{name}_max"] = lengths[-1] if lengths else math.nan
             rows[f"{name}_total"] = sum(lengths)
         return rows
+
+
+def problem_of(job: Job) -> str:
+    """Why nothing can be simulated with `job`; nothing if it can."""
+    if not isinstance(job, Job):
+        return f"{str(job)[:60]!r} is no Job"
+    arrival_s, prompt, length = job.arrival_s, job.prompt, job.num_output_tokens
+    if not isinstance(arrival_s, int | float) or not 0 <= arrival_s < LATEST_S:
+        return f"arrival_s={arrival_s!r}: must be a finite time >= 0, in seconds, below {LATEST_S:g}"
+    if not hasattr(length, "__index__") or length < 1:
+        return f"num_output_tokens={length!r}: must be a whole number of at least 1"
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str):
+        return f"prompt={str(prompt)[:60]!r}: must be a sequence of token ids: a range or a list (an array: tolist())"
+    if not prompt:
+        return "its prompt is empty: give at least one token"
+    if not hasattr(prompt[-1], "__index__") or prompt[-1] < 0:
+        return f"its prompt ends with {prompt[-1]!r}: must be a token id, a whole number of at least 0"
+    return ""
 
 
 def _also(note: str, what: str) -> str:

@@ -43,7 +43,7 @@ def test_answer_lengths_by_request_id() -> None:
         (Job(0.5, range(1), 1), r"jobs\[2\]: arrival_s=0.5 comes after 1.0: sort"),
         (Job(math.nan, range(1), 1), r"jobs\[2\]: arrival_s=nan: must be a finite"),
         (Job(math.inf, range(1), 1), r"jobs\[2\]: arrival_s=inf: must be a finite"),
-        (Job(2.0, range(1), 0), r"jobs\[2\]: num_output_tokens=0: must be at least 1"),
+        (Job(2.0, range(1), 0), r"jobs\[2\]: num_output_tokens=0: must be a whole number of at least 1"),
         (Job(2.0, range(0), 1), r"jobs\[2\]: its prompt is empty"),
     ],
 )
