@@ -182,6 +182,8 @@ class FastForward(Duties):
             return False
         if not len(self.policy):
             return True
+        if type(self.policy).peek is not Policy.peek:  # a learner's: another may be the first in any step
+            return False
         return plan.blocked is not None and plan.blocked.reason.code in _LASTING and not self.policy.may_displace
 
     def _waits_for_blocks(self, plan: StepPlan) -> bool:

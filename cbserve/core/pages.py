@@ -290,7 +290,10 @@ def page_state(trace: Trace, step: int | None = None) -> PageState:
 
 
 def pool_size(trace: Trace) -> tuple[int, int]:
-    """(blocks in the pool, tokens a block). Raises InvalidRequestError when the trace does not say."""
+    """(blocks in the pool, tokens a block). Raises InvalidRequestError when the trace does not say, or has no block
+    tables."""
+    if trace.meta.get("fast_forward") and any(isinstance(event, StepEvent) for event in trace.events):
+        raise InvalidRequestError("a run with fast_forward=True has no block tables; take fast_forward=False")
     try:
         return int(trace.meta["num_blocks"]), int(trace.meta["block_size"])
     except KeyError as error:

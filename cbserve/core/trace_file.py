@@ -7,13 +7,19 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from cbserve.core.trace import EVENT_TYPES, Event, PagesEvent, StepEvent, StepRow, TraceError
 
 FORMAT_VERSION = 2
+# By event: its fields that hold numbers.
+_KINDS = {"int": int, "int | None": int, "float": int | float}
+_NUMBERS = {
+    name: [(field.name, _KINDS[str(field.type)]) for field in fields(cls) if field.type in _KINDS]
+    for name, cls in EVENT_TYPES.items()
+}
 
 
 def header(meta: dict[str, Any]) -> str:
@@ -122,6 +128,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[Event]]:
                 if kind != "header" or record["version"] not in (1, FORMAT_VERSION):  # 2 added count and ramp
                     raise ValueError(f"want a header of version {FORMAT_VERSION}")
                 meta = dict(record["meta"])
+                size = meta.get("block_size")
+                if meta.get("fast_forward") and not (isinstance(size, int) and size >= 1):
+                    raise ValueError(f"block_size={size!r}: spans of steps need it")
             elif kind == "end":
                 if record["count"] != len(events):
                     raise ValueError(f"{record['count']} events were written, {len(events)} are here")
@@ -138,12 +147,25 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[Event]]:
 def _event_from(kind: str, record: dict[str, Any]) -> Event:
     if kind not in EVENT_TYPES:
         raise ValueError(f"unknown event {kind!r}")
+    for name, wanted in _NUMBERS[kind]:
+        value = record.get(name, 0)
+        if not isinstance(value, wanted) and not (value is None and name == "max_tokens"):
+            raise ValueError(f"{name}={value!r}: must be a number")
     if kind == StepEvent.type:
-        record["rows"] = tuple(StepRow(*row) for row in record["rows"])
+        record["rows"] = tuple(_row(row) for row in record["rows"])
         record["ramp"] = _tuples(record.get("ramp", ()))
+        count, told = record.get("count", 1), sum(n for n, _, _ in record["ramp"])
+        if count < 1 or (count > 1 and count != told):
+            raise ValueError(f"count={count} steps, but the ramp has {told}")
     elif kind == PagesEvent.type:
         record = {name: _tuples(value) for name, value in record.items()}
     return EVENT_TYPES[kind](**record)
+
+
+def _row(row: Any) -> StepRow:
+    if not isinstance(row, list):
+        raise ValueError(f"row {row!r}: must be a list")
+    return StepRow(*row)
 
 
 def _tuples(value: Any) -> Any:

@@ -203,3 +203,24 @@ def test_who_was_refused_asks_again_before_others_decode_on():
     )
     assert without_pages(slowly.trace).difference(quickly.trace) is None
     assert slowly.fold.num_refused == quickly.fold.num_refused == 5
+
+
+class Turning(Policy):
+    """Whom it names as the next depends on how many tokens were given, so it changes while nobody joins."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def served(self, seq, num_tokens):
+        self.count += num_tokens
+
+    def peek(self):
+        waiting = sorted(entry[1:] for entry in self._waiting.values())
+        return waiting[self.count % len(waiting)][1] if waiting else None
+
+
+def test_a_queue_that_a_learner_wrote_is_asked_in_every_step():
+    jobs = [(0.1 * i, 1 + 7 * i % 20, 5 + 11 * i % 35, 0, 1, i) for i in range(20)]
+    slowly, quickly = (run(jobs, fast, BATCHINGS[0], Turning, num_blocks=30) for fast in (False, True))
+    assert without_pages(slowly.trace).difference(quickly.trace) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Trace, TraceError
 from cbserve.errors import CBServeError
 from cbserve.hardware.roofline import Roofline
 from cbserve.simulation import simulate
+from cbserve.viz import page_map
 from cbserve.workloads.workload import Job, Workload
 
 COST = Roofline.on("a100-80", "llama-3.1-8b")
@@ -75,3 +78,37 @@ def test_what_json_cannot_hold_is_named(tmp_path: Path, meta: dict[str, Any]) ->
     with pytest.raises(CBServeError, match="cannot be written"):
         simulate(WORK, COST, 1000, trace_path=tmp_path / "run.jsonl", meta=meta)
     assert list(tmp_path.iterdir()) == []
+
+
+def _damage(**fields: Any) -> Any:
+    def change(lines: list[dict[str, Any]]) -> None:
+        next(line for line in lines if line["event"] == "step" and line["count"] > 1).update(fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *[_damage(count=value) for value in ("5", None, -5, 0, 1000)],
+        *[_damage(ramp=value) for value in ([], "abc", [[1]])],
+        *[_damage(start_s=value, end_s=value) for value in (None, "x")],
+        _damage(rows=["abcdef"]), _damage(rows=5), _damage(num_steady="1"),
+        *[lambda lines, size=size: lines[0]["meta"].update(block_size=size) for size in (None, 0, "x")],
+    ],
+)  # fmt: skip
+def test_a_damaged_span_is_named_by_its_line(tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "run.jsonl"
+    simulate(Workload("two", [Job(0.0, range(40), 60), Job(0.0, range(40), 90)]), COST, 1000, trace_path=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    damage(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(TraceError, match=r"run\.jsonl, line \d+: "):
+        Trace.load(path)
+
+
+def test_a_trace_without_block_tables_draws_no_page_map() -> None:
+    run = simulate(WORK.first(3), COST, 100)
+    with pytest.raises(InvalidRequestError, match="fast_forward=False"):
+        page_map(run.trace, 1)
+    assert "free" not in page_map(simulate(WORK.first(3), COST, 100, fast_forward=False).trace, 1).title
