@@ -22,7 +22,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Chromium as the system brings it. At the folder's end Playwright's event loop goes, which others need gone."""
+    """Chromium as the system brings it."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="no playwright; bring it with: pip install -e .[test]"
     )

@@ -3,6 +3,7 @@ them."""
 
 import asyncio
 import re
+from collections.abc import Iterator
 
 import pytest
 import viz_checks
@@ -21,6 +22,15 @@ from cbserve.viz.token_gaps import TokenRow, token_gaps
 pytest.importorskip("ipywidgets")
 NUM, RATES = 50, (1.0, 4.0, 9.0)
 SMALL = (Setting(), Setting(PREFILL_FIRST, 64, 2048))
+
+
+@pytest.fixture(autouse=True)
+def no_event_loop() -> Iterator[None]:
+    """After browser tests of the same session: Playwright's synchronous API leaves its loop marked as running."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(loop)
 
 
 @pytest.fixture(scope="module")
