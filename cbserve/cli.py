@@ -49,6 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CBServeError as error:
         print(f"cbserve: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:  # `python -m cbserve` by a Python outside the environment
+        if (error.name or "cbserve").partition(".")[0] == "cbserve":
+            raise
+        print(
+            f"cbserve: {sys.executable} has no package {error.name}. Activate the environment that `make lab` made "
+            r"(source .venv/bin/activate; on Windows .venv\Scripts\activate), or pip install -r requirements.txt",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("cbserve: interrupted", file=sys.stderr)
         return 130

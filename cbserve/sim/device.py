@@ -32,7 +32,10 @@ class Device:
     def gpu(self) -> Gpu:
         """For its memory. Raises CBServeError where that is not known."""
         if self.table is None:
-            raise CBServeError(f"the memory of {self.name} for a KV cache is not known: give --num-blocks")
+            raise CBServeError(
+                f"the memory of {self.name} for a KV cache is not known: give --num-blocks, 694 for "
+                "instance (`cbserve twin` prints the engine's own as `KV pool`)"
+            )
         return self.table
 
 

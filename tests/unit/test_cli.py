@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,21 @@ def test_exporting_below_a_file_names_the_cure(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CBServeError, match="export to another folder"):
         export_model("tiny", tmp_path / "file" / "model")
+
+
+def test_outside_the_environment_a_missing_package_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(name: str) -> Callable[[object], int]:
+        def run(options: object) -> int:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        return run
+
+    monkeypatch.setattr(cli, "_generate", lacks("torch"))
+    assert cli.main(["generate", "x"]) == 2
+    said = capsys.readouterr().err
+    assert "has no package torch" in said and ".venv/bin/activate" in said
+    monkeypatch.setattr(cli, "_generate", lacks("cbserve.nowhere"))  # a fault of ours is not the learner's
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["generate", "x"])

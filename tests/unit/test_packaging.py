@@ -72,6 +72,13 @@ def test_everything_that_is_asked_for_is_pinned() -> None:
     assert {package(requirement) for requirement in asked} - pinned == set()
 
 
+def test_a_learner_can_run_pytest_on_a_lab() -> None:
+    # --strict-config refuses an option whose plugin is not there; `pytest --nbval-lax` must work in a learner's .venv
+    needs = {"timeout": "pytest-timeout"}
+    options = needs.keys() & PROJECT["tool"]["pytest"]["ini_options"].keys()
+    assert {"nbval"} | {needs[option] for option in options} <= set(lines("requirements.txt"))
+
+
 def test_binder_agrees_with_the_constraints_and_takes_cpu_torch_without_triton() -> None:
     pins = dict(line.split(";")[0].split("==") for line in lines("constraints.txt"))
     binder = dict(line.split("==") for line in lines("binder/requirements.txt") if "==" in line)
