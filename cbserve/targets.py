@@ -34,7 +34,7 @@ def lab(arguments: Sequence[str]) -> int:
     trusted = trust(sorted((ROOT / "chapters").glob("*.ipynb")))
     if trusted:
         say(f"trusted {trusted} chapters, so that JupyterLab shows their figures")
-    say("starting JupyterLab; stop it with Ctrl-C")
+    say("starting JupyterLab; Ctrl-C twice stops it")
     command = ["-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{START}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
