@@ -1,4 +1,4 @@
-"""Chapters run from top to bottom by the menu, and the explorer of chapter 1 by mouse and keyboard."""
+"""Chapters run from top to bottom by the menu, and the explorers of chapters 1 and 3 by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from lab_page import LabPage, Server
 
 from cbserve import StaticBatching, serve, slot_utilisation, static_utilisation
+from cbserve.explorers.page_map_explorer import PageMapExplorer
 
 pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
 CHAPTER_1, CHAPTER_2 = "chapters/01_static_waste.ipynb", "chapters/02_continuous_batching.ipynb"
@@ -212,3 +213,62 @@ def test_steps_one_by_one_and_to_the_next_decision(explorer: Explorer) -> None:
     for decided in (1, 7, 12, 40, 95, 96, end):  # a batch starts, or an answer ends
         explorer.press("Next decision")
         assert explorer.shows(expected(LENGTHS, 4, decided)) and explorer.value("steps done") == decided
+
+
+# ---- the page map ---------------------------------------------------------------------------------------------------
+
+
+class PageMap:
+    """The explorer of chapter 3 in the browser, beside one here that was given the same trace."""
+
+    def __init__(self, cell: Any) -> None:
+        self.cell, self.page = cell, cell.page
+        trace = serve([9, 14, 6], prompt_tokens=[7, 5, 10], num_blocks=9, block_size=4)
+        self.wanted = PageMapExplorer(trace, None, None, 880)
+
+    def at(self, step: int, lit: str | None = None) -> bool:
+        """Whether slider, words, picture and table come to be those of `step`, with the pages of `lit` lit."""
+        mine = self.wanted
+        mine.highlight = mine.requests[lit] if lit else None
+        words = [f"{mine.when(step)}: {mine.story(step)}"] + [f"Pages of {lit}: {mine.chosen(step)}"] * (
+            lit is not None
+        )
+        figure = mine._draw(step)
+        for _ in range(60):
+            found = self.cell.locator("[role=status] p").all_text_contents()
+            title = self.cell.locator(".jupyter-widgets svg[role=img] > title").text_content()
+            cells = self.cell.locator(".jupyter-widgets table td").all_text_contents()
+            readout = int(self.cell.locator(".widget-readout").inner_text())
+            same_table = not cells or cells == re.findall(r"<td[^>]*>(.*?)</td>", figure.table_html())
+            if (found, title, readout) == (words, figure.title, step) and same_table:
+                return True
+            self.page.wait_for_timeout(250)
+        print(f"wanted {step}, {words}, {figure.title}\nfound  {readout}, {found}, {title}, table {same_table}")
+        return False
+
+    def press(self, button: str) -> None:
+        self.cell.get_by_role("button", name=button, exact=True).click()
+
+
+def test_the_page_map_by_mouse_and_keyboard(chapter_3: LabPage) -> None:
+    number = next(
+        n for n, cell in enumerate(chapter_3.notebook["cells"])
+        if cell["cell_type"] == "code" and "page_map_explorer(tight)" in "".join(cell["source"])
+    )  # fmt: skip
+    seen = PageMap(chapter_3.cell(number))
+    start, last = seen.wanted.start, seen.wanted.last
+    assert seen.at(start)
+    seen.cell.get_by_label("data as a table").check()
+    seen.press("Step")
+    assert seen.at(start + 1)
+    seen.press("Back")
+    seen.press("Back")
+    assert seen.at(start - 1)
+    seen.press("C")
+    assert seen.at(start - 1, "C")
+    seen.cell.locator(".noUi-handle").focus()
+    for key, step in (("Home", 0), ("ArrowRight", 1), ("ArrowUp", 2), ("End", last), ("ArrowLeft", last - 1)):
+        seen.page.keyboard.press(key)
+        assert seen.at(step, "C")
+    seen.press("Next change")
+    assert seen.at(last, "C")
