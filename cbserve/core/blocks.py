@@ -168,9 +168,6 @@ class BlockPool:
         Raises:
             ConservationError: a block has no holder (freed twice), or the pool has no such block.
         """
-        block_ids = list(block_ids)
-        if not self._hash_of and self._free_plainly(block_ids):
-            return
         ref_counts, hash_of, keep = self.ref_counts, self._hash_of, self._free.append
         empty: list[int] = []
         try:
@@ -191,21 +188,6 @@ class BlockPool:
                         empty.append(block)
         finally:
             self._free.prepend(empty)
-
-    def _free_plainly(self, block_ids: list[int]) -> bool:
-        """`free` where each block has one holder and nothing is findable, as in most runs; False: not so, and nothing
-        was changed."""
-        ref_counts = self.ref_counts
-        try:
-            counts = [ref_counts[block] for block in block_ids]
-        except (IndexError, TypeError):
-            return False
-        if counts.count(1) != len(counts) or len(set(block_ids)) != len(counts) or min(block_ids, default=0) < 0:
-            return False
-        for block in block_ids:
-            ref_counts[block] = 0
-        self._free.prepend(block_ids)
-        return True
 
     def _has(self, block: int) -> bool:
         return hasattr(block, "__index__") and 0 <= block < self.num_blocks
