@@ -137,14 +137,8 @@ class Cruise:
         return sorted(found.values(), key=lambda member: member.order)
 
     def _due(self, calendar: dict[int, list[Member]], due: list[Member]) -> list[Member]:
-        here = [member for member in due if self.members.get(member.seq.seq_id) is member]
-        if here:
-            if (later := calendar.get(self.step + self._block_size)) is not None:
-                later += here
-            else:
-                calendar[self.step + self._block_size] = here
-            if len(here) > 1:
-                here = sorted(here, key=lambda member: member.order)
+        here = sorted(filter(self._is_here, due), key=lambda member: member.order)
+        calendar.setdefault(self.step + self._block_size, []).extend(here)
         return here
 
     def _is_here(self, member: Member) -> bool:

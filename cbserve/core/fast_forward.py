@@ -11,7 +11,7 @@ from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Duties, Step
 from cbserve.core.plan import Steady, StepPlan
 from cbserve.core.policies import Policy, Priority
-from cbserve.core.request import Sequence
+from cbserve.core.request import SamplingParams, Sequence
 
 # Why the first in the queue waits, when one more token for everybody who runs cannot change it.
 _LASTING = frozenset({"no_slots", "no_blocks", "no_budget", "batch_running"})
@@ -37,21 +37,18 @@ class FastForward(Duties):
             return self._horizon_of(self.cruise, plan) if self._lasts(plan) else 1
         if not plan.rows or plan.steady is not None or not self._lasts(plan):
             return 1
-        steps, num_rows = 2**62, 0
+        steps = 2**62
         growing: list[int] = []  # tokens that the last block of each row still takes
         size = self.kv.block_size
         for row in plan.rows:
             if row.is_padding:
                 continue
-            if row.is_prefill or row.num_samples != 1 or row.params.stop or row.params.stop_token_ids:
+            if row.is_prefill or row.num_samples != 1 or _has_stops(row.params):
                 return 1
             seq = self._by_id[row.seq_id]
             steps = min(steps, seq.max_tokens - len(seq.output_token_ids))
-            num_rows += 1
             growing.append(len(row.block_table) * size - row.end)
-        if num_rows != len(self.running):
-            return 1
-        if not growing:
+        if not growing or len(growing) != len(self.running):
             return 1
         if self._waits_for_blocks(plan):  # a block that becomes full may be one that the first in the queue wants
             steps = min(steps, 1 + min(growing))
@@ -218,4 +215,9 @@ _DUTIES = ("retire", "admit", "displace", "grow", "blocked", "num_new_tokens", "
 def _may_cruise(seq: Sequence) -> bool:
     """Each of its steps gives one token that only the executor or its length can make the last."""
     params = seq.request.params
-    return params.n == 1 and not params.stop and not params.stop_token_ids
+    return params.n == 1 and not _has_stops(params)
+
+
+def _has_stops(params: SamplingParams) -> bool:
+    """Something besides EOS and its length can end the answer."""
+    return bool(params.stop or params.stop_token_ids)
