@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.errors import CBServeError
-from cbserve.files import write_whole
+from cbserve.files import cache_folder, write_whole
 from cbserve.hardware.models import ModelShape
 from cbserve.hardware.roofline import Roofline
 
@@ -131,8 +131,7 @@ class Calibration:
 
 def calibration_path() -> Path:
     """`$CBSERVE_HOME/calibration.json`, by default `~/.cache/cbserve/calibration.json`."""
-    home = os.environ.get("CBSERVE_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "cbserve") / "calibration.json"
+    return cache_folder() / "calibration.json"
 
 
 def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Where files are kept, and writing one whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 from cbserve.errors import CBServeError
+
+
+def cache_folder() -> Path:
+    """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`."""
+    return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser()
 
 
 def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeError]) -> None:

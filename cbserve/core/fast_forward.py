@@ -121,13 +121,13 @@ class FastForward(Duties):
                     cruise.join(seq, len(self.kv.tables[seq.seq_id]), (policy.key(seq), seq.seq_id))
             if not members or cruise.latest is None:
                 return
+            latest = cruise.latest  # a prompt that comes before decodes may leave them no budget
+            in_order = all((policy.key(seq), seq.seq_id) > latest for seq in prefilling)
             free = self.kv.num_free_blocks - cruise.num_needing_blocks(cruise.step + 1)
             for seq in prefilling:
                 most = seq.num_computed_tokens + min(step.budget, seq.num_tokens - seq.num_computed_tokens)
                 free -= self.kv.blocks_needed(seq, most)
-                if (policy.key(seq), seq.seq_id) < cruise.latest:
-                    free = -1  # it comes before decodes, and may leave them no budget
-            if free >= 0 and len(members) <= step.budget:
+            if in_order and free >= 0 and len(members) <= step.budget:
                 self._grow_members(cruise)
                 step.budget_left -= len(members)
                 joined, left = cruise.take_changes()

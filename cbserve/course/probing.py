@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cbserve.files import cache_folder
+
 _PACKAGES = (
     *("numpy", "torch", "triton", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm"),
     *("ipywidgets", "anywidget", "plotly", "jupyterlab"),
@@ -161,7 +163,7 @@ def _model_cache() -> tuple[Path, bool | None]:
     try:
         from cbserve.models.fetch import model_path, models_folder
     except ImportError:  # a package is missing, which has its own line in the report
-        return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve"), None
+        return cache_folder(), None
     return models_folder(), model_path("smollm2-135m") is not None
 
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cbserve.files import cache_folder
+
 _LOCK_WAIT_S = 2.0  # a lock older than this was left by a process that died
 
 
@@ -30,8 +32,7 @@ def state_folder() -> Path | None:
         return Path(chosen).expanduser()
     if strict():
         return None
-    home = os.environ.get("CBSERVE_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "cbserve") / "course"
+    return cache_folder() / "course"
 
 
 class Store:

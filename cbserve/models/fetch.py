@@ -19,6 +19,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from cbserve.errors import ModelError
+from cbserve.files import cache_folder
 
 MANIFEST = "manifest.json"
 _STALE_S = 24 * 3600.0  # a work folder that old was left by a fetch that was killed
@@ -53,7 +54,7 @@ Download = Callable[[Source, Path, bool], None]
 
 def models_folder() -> Path:
     """Where models are kept: `$CBSERVE_HOME/models`, by default `~/.cache/cbserve/models`."""
-    return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser() / "models"
+    return cache_folder() / "models"
 
 
 def model_path(name: str) -> Path | None:
