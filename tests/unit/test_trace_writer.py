@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,27 @@ COST = Roofline.on("a100-80", "llama-3.1-8b")
 WORK = Workload("work", [Job(0.1 * i, range(40), 5) for i in range(200)])
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process grows beyond 10 kB."""
+    """Inside, no file of this process grows beyond 10 kB: nor does the one that pytest's own report goes to."""
     resource = pytest.importorskip("resource", reason="limits of a process are of Unix")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, full_disk: None) -> None:
-    with pytest.raises(TraceError, match="run.jsonl.*room"):
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="run.jsonl.*room"), full_disk():
         simulate(WORK, COST, 1000, trace_path=tmp_path / "run.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_disk_is_full_at_the_last_line(tmp_path: Path, full_disk: None) -> None:
+def test_the_disk_is_full_at_the_last_line(tmp_path: Path) -> None:
     """What waits in the file's buffer is only written when the file is closed."""
-    with pytest.raises(TraceError, match=r"run\.jsonl"):
+    with pytest.raises(TraceError, match=r"run\.jsonl"), full_disk():
         simulate(WORK.first(30), COST, 1000, trace_path=tmp_path / "run.jsonl")
     assert list(tmp_path.iterdir()) == []
 
