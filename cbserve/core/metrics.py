@@ -9,11 +9,32 @@ change of a mean. E2E: arrival to last token. Queue time: arrival to first admis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace
+from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace, TraceError
+
+
+def no_beginning(unknown: KeyError) -> TraceError:
+    """A fold met a request, or a sequence, of which it has seen no beginning."""
+    key = unknown.args[0]
+    who = f"request {key!r}" if isinstance(key, str) else f"sequence {key!r}"
+    return TraceError(
+        f"{who} was under way when this trace began, so its times are unknown; begin the trace (Engine.new_trace, a "
+        "listener) while no request is unfinished, and do not cut off its start. slot_utilisation and occupancy do "
+        "without"
+    )
+
+
+@contextmanager
+def beginnings_known() -> Iterator[None]:
+    """Around a fold, or decorating it: raises TraceError where a request that it looks up began before the trace."""
+    try:
+        yield
+    except KeyError as error:
+        raise no_beginning(error) from error
 
 
 @dataclass(slots=True)
@@ -61,8 +82,13 @@ class SequenceMetrics:
         return None if self.finished_s is None else self.finished_s - self.arrival_s
 
 
+@beginnings_known()
 def sequence_metrics(events: Iterable[Event]) -> list[SequenceMetrics]:
-    """One record for each sequence that was admitted or refused while waiting, in order of admission."""
+    """One record for each sequence that was admitted or refused while waiting, in order of admission.
+
+    Raises:
+        TraceError: a request began before the trace.
+    """
     arrivals: dict[str, Arrived] = {}
     records: dict[int, SequenceMetrics] = {}
     children: dict[int, list[int]] = {}  # parent -> samples forked by the step that has just ended
@@ -122,12 +148,14 @@ def occupancy(trace: Trace, num_slots: int | None = None) -> float:
 def prefix_hit_rate(trace: Trace) -> float | None:
     """Prompt tokens that were found in the prefix cache / prompt tokens that were looked up. A request counts once,
     when it
-    is first admitted. None when nothing was looked up, which is not the same as no hit."""
+    is first admitted. None when nothing was looked up, which is not the same as no hit. Raises TraceError when a
+    request's `arrived` event is missing."""
     if not trace.meta.get("prefix_caching"):
         return None
     lengths = {event.request_id: event.num_prompt_tokens for event in trace.of(Arrived)}
     first = [event for event in trace.of(Admitted) if not event.resumed]
-    queried = sum(lengths[event.request_id] for event in first)
+    with beginnings_known():
+        queried = sum(lengths[event.request_id] for event in first)
     return sum(event.num_cached_tokens for event in first) / queried if queried else None
 
 

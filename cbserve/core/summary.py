@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 from operator import mul
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.metrics import mean, percentile, slots_of
+from cbserve.core.metrics import mean, no_beginning, percentile, slots_of
 from cbserve.core.plan import Ramp
-from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent, Trace
+from cbserve.core.trace import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Forked,
+    Preempted,
+    Refused,
+    StepEvent,
+    Trace,
+    TraceError,
+)
 
 LIMITS = ("ttft", "tpot", "itl", "e2e")  # what a service-level objective can bound
 
@@ -68,6 +79,7 @@ def summarize(trace: Trace, num_slots: int | None = None) -> Summary:
 
     Raises:
         InvalidRequestError: num_slots is below 1, or neither it nor the trace says how many.
+        TraceError: a request was under way when the trace began.
     """
     fold = RunFold()
     for event in trace.events:
@@ -125,32 +137,36 @@ class RunFold:
     _num_steady_events: int = 0  # in a row; a step without any ends them
 
     def add(self, event: Event) -> None:
-        if isinstance(event, StepEvent):
-            self._add_step(event)
-        elif isinstance(event, Arrived):
-            self.num_requests += 1
-            self.num_prompt_tokens += event.num_prompt_tokens
-            self.first_arrival_s = min(self.first_arrival_s, event.time_s)
-            self._arrivals[event.request_id] = event.time_s
-            self._open[event.request_id] = event.num_samples
-        elif isinstance(event, Admitted):
-            if not event.resumed or event.seq_id not in self._live:
-                arrival = self._arrivals[event.request_id]
-                self._live[event.seq_id] = _Live(arrival, event.time_s)
-        elif isinstance(event, Finished):
-            self._add_end(event)
-        elif isinstance(event, Forked):
-            parent = self._live[event.parent_id]
-            self._live[event.seq_id] = _Live(
-                parent.arrival_s, parent.admitted_s, self._last_end_s, self._last_end_s, num_tokens=1
-            )
-        elif isinstance(event, Preempted):
-            self.num_preemptions += 1
-            self._catch_up(self._live[event.seq_id])
-            self._live[event.seq_id].told = -1
-        elif isinstance(event, Refused):
-            self.num_refused += 1
-            self._arrivals.pop(event.request_id, None)
+        """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
+        try:
+            if isinstance(event, StepEvent):
+                self._add_step(event)
+            elif isinstance(event, Arrived):
+                self.num_requests += 1
+                self.num_prompt_tokens += event.num_prompt_tokens
+                self.first_arrival_s = min(self.first_arrival_s, event.time_s)
+                self._arrivals[event.request_id] = event.time_s
+                self._open[event.request_id] = event.num_samples
+            elif isinstance(event, Admitted):
+                if not event.resumed or event.seq_id not in self._live:
+                    arrival = self._arrivals[event.request_id]
+                    self._live[event.seq_id] = _Live(arrival, event.time_s)
+            elif isinstance(event, Finished):
+                self._add_end(event)
+            elif isinstance(event, Forked):
+                parent = self._live[event.parent_id]
+                self._live[event.seq_id] = _Live(
+                    parent.arrival_s, parent.admitted_s, self._last_end_s, self._last_end_s, num_tokens=1
+                )
+            elif isinstance(event, Preempted):
+                self.num_preemptions += 1
+                self._catch_up(self._live[event.seq_id])
+                self._live[event.seq_id].told = -1
+            elif isinstance(event, Refused):
+                self.num_refused += 1
+                self._arrivals.pop(event.request_id, None)
+        except KeyError as error:
+            raise no_beginning(error) from error
 
     def _add_step(self, step: StepEvent) -> None:
         count, live, num_steady = step.count, self._live, step.num_steady
@@ -248,6 +264,9 @@ class RunFold:
 
     @property
     def makespan_s(self) -> float:
+        """From the first arrival to the end of the last step. Raises TraceError when steps ran, but nothing arrived."""
+        if self.num_steps and math.isinf(self.first_arrival_s):
+            raise TraceError("steps ran, but no request arrived in this trace; begin it while no request is unfinished")
         return self.end_s - self.first_arrival_s if self.num_steps else 0.0
 
     def itl(self, q: float) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from cbserve.core.metrics import beginnings_known
 from cbserve.core.plan import Ramp
 from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace
 
@@ -24,8 +25,9 @@ class Series:
     used_blocks: list[Piece] = field(default_factory=list)
 
 
+@beginnings_known()
 def series(events: Iterable[Event]) -> Series:
-    """Fold a trace's events."""
+    """Fold a trace's events. Raises TraceError when a request began before them."""
     found = Series()
     arrivals: dict[str, float] = {}
     asked: dict[int, float] = {}  # seq_id -> when its request arrived, until its first token
@@ -66,6 +68,10 @@ def series(events: Iterable[Event]) -> Series:
         elif isinstance(event, Admitted):
             if not event.resumed:
                 asked[event.seq_id] = arrivals[event.request_id]
+        elif isinstance(event, Forked):  # its first token came with the step that has just ended
+            arrival = arrivals[event.request_id]
+            found.ttft.append((arrival, end - arrival))
+            going.add(event.seq_id)
         elif isinstance(event, Preempted):
             if event.seq_id in going:
                 going.remove(event.seq_id)

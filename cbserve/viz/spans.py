@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cbserve.core.metrics import beginnings_known
 from cbserve.core.trace import Admitted, Arrived, Finished, Forked, Left, Preempted, StepEvent, Trace
 from cbserve.viz.style import index_of_letter, letter
 
@@ -43,8 +44,9 @@ class Record:
     num_preemptions: int = 0
 
 
+@beginnings_known()
 def spans(trace: Trace) -> list[Span]:
-    """All spans, in order of their first step."""
+    """All spans, in order of their first step. Raises TraceError when a request began before the trace."""
     found: list[Span] = []
     open_: dict[int, Span] = {}  # by slot
     owners: dict[int, str] = {}
@@ -97,8 +99,9 @@ def _hold(found: list[Span], last: Span, step: int) -> None:
         found.append(Span(last.request_id, last.seq_id, last.slot, "held", last.last + 1, step - 1))
 
 
+@beginnings_known()
 def records(trace: Trace) -> list[Record]:
-    """One record for each sequence that was admitted, in order of admission."""
+    """One record for each sequence that was admitted, in order of admission. Raises TraceError as `spans` does."""
     found: dict[int, Record] = {}
     for event in trace:
         if isinstance(event, Admitted):
@@ -132,7 +135,7 @@ def order_of_arrival(traces: Iterable[Trace]) -> dict[str, int]:
 
     Requests that already have letters for names ("A", "B", .., "A1", as `serve` gives them) keep those.
     """
-    return order_of_ids(dict.fromkeys(event.request_id for trace in traces for event in trace.of(Arrived)))
+    return order_of_ids(dict.fromkeys(event.request_id for trace in traces for event in trace.of(Arrived, Admitted)))
 
 
 def order_of_ids(ids: Iterable[str]) -> dict[str, int]:

@@ -3,9 +3,11 @@
 from collections import Counter
 
 import pytest
+from engine_harness import make_engine
 
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.metrics import percentile, sequence_metrics
+from cbserve.core.request import Request, SamplingParams
 from cbserve.core.trace import Arrived, Preempted, StepEvent, Trace
 from cbserve.hardware.roofline import Roofline
 from cbserve.sim.series import beginning, evenly, over_time, series
@@ -43,6 +45,14 @@ def test_times_and_gaps_are_those_of_the_metrics(batching: Batching, num_blocks:
     fold = simulation.fold
     total = sum((b - a) * (first + last) / 2 for a, b, first, last in found.used_blocks)
     assert total == pytest.approx(fold.used_block_s)
+
+
+def test_samples_of_one_request_have_their_times_too() -> None:
+    engine = make_engine({"A": 4, "B": 6})
+    engine.run([Request(name, range(20), SamplingParams(max_tokens=9, n=3)) for name in "AB"])
+    found, records = series(engine.trace.events), sequence_metrics(engine.trace)
+    assert sorted(found.ttft) == sorted((record.arrival_s, record.ttft_s) for record in records)
+    assert sorted(found.gaps.elements()) == sorted(gap for record in records for gap in record.itl_s)
 
 
 @pytest.mark.parametrize("num_bins", [1, 7, 120])

@@ -10,12 +10,15 @@ import pytest
 from engine_harness import make_engine
 
 from cbserve.core.batching import ContinuousBatching, StaticBatching
-from cbserve.core.metrics import occupancy, percentile, sequence_metrics, slot_utilisation
+from cbserve.core.metrics import occupancy, percentile, prefix_hit_rate, sequence_metrics, slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.summary import summarize
+from cbserve.core.summary import RunFold, summarize
 from cbserve.core.trace import EVENT_TYPES, Left, StepEvent, Trace, TraceError
 from cbserve.serving import serve
+from cbserve.sim.series import series
+from cbserve.simulation import Simulation
+from cbserve.viz.timeline import timeline
 
 TWELVE = [4, 9, 22, 6, 12, 3, 16, 5, 7, 10, 4, 8]
 
@@ -206,3 +209,57 @@ def test_a_trace_is_compared_with_traces_only(other):
     with pytest.raises(TraceError, match=re.escape(repr(other))):
         Trace().difference(other)
     assert Trace() != other
+
+
+def without_a_beginning() -> list[Trace]:
+    """Traces that began while requests waited, were in mid-prefill, decoded, were swapped out or padding; some end
+    there too."""
+    whole = busy_trace()
+    traces = [
+        Trace(whole.meta | {"prefix_caching": True}, whole.events[cut:]) for cut in range(1, len(whole.events), 2)
+    ]
+    for batching in (StaticBatching(2), ContinuousBatching(max_num_seqs=2, max_num_batched_tokens=8)):
+        for num_steps in range(1, 9):
+            for num_more in (1, 100):
+                engine = make_engine({"A": 3, "B": 9, "C": 2}, batching=batching)
+                for name in "ABC":
+                    engine.add_request(Request(name, range(20), SamplingParams(max_tokens=20, n=1 + (name == "B"))))
+                for _ in range(num_steps):
+                    engine.step()
+                traces.append(engine.new_trace())
+                for _ in range(num_more):
+                    engine.step()
+    return traces
+
+
+def fold_of(trace: Trace) -> RunFold:
+    fold = RunFold()
+    for event in trace.events:
+        fold.add(event)
+    return fold
+
+
+FOLDS = {
+    "summarize": summarize,
+    "goodput": lambda trace: fold_of(trace).goodput({"ttft": 1.0}),
+    "itl_mean_s": lambda trace: fold_of(trace).itl_mean_s,
+    "sequence_metrics": sequence_metrics,
+    "prefix_hit_rate": prefix_hit_rate,
+    "series": lambda trace: series(trace.events),
+    "timeline": timeline,
+    "a simulation's listener": lambda trace: Simulation(trace, fold_of(trace), ()).summary,
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_a_request_that_began_before_the_trace_is_named_where_its_times_are_wanted(name):
+    refused = 0
+    for trace in without_a_beginning():
+        try:
+            FOLDS[name](trace)
+        except TraceError as error:
+            refused += 1
+            assert re.search(r"(request '\w+'|sequence \d+) was under way|no request arrived", str(error))
+        assert 0 <= slot_utilisation(trace) <= occupancy(trace) or not trace.steps
+    assert refused
+    FOLDS[name](busy_trace())
