@@ -46,7 +46,8 @@ class LLM:
         policy: who goes first; FCFS by default.
         scheduler: a subclass of `Scheduler` that overrides duties.
         block_pool: a class or function (num_blocks, block_size) -> pool with the methods of `BlockPool`.
-        backend: "auto" takes the Triton kernels on CUDA and torch elsewhere; or "triton", "torch".
+        backend: "auto" takes the Triton kernels on CUDA, and on a CPU torch, with attention in C where there is a
+            compiler; or "triton", "c", "torch".
         attention: a replacement for the paged attention of a step (see `cbserve.kernels.paged_attention`).
         block_size: tokens in a block.
         num_blocks, kv_cache_bytes: size of the KV pool, in one unit or the other. By default on a CPU

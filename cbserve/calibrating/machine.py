@@ -96,7 +96,7 @@ def calibrate(
         ceilings.bytes_s,
         dtype_bytes=llm.model.dtype.itemsize,
         block_size=llm.scheduler.kv.block_size,
-        kv_passes=1.0 if llm.executor.backend.name == "triton" else 3.0,
+        kv_passes=3.0 if llm.executor.backend.name == "torch" else 1.0,
     )
     is_cpu = llm.device.type == "cpu"
     about = _about(llm) | {"timer": timer.__name__}

@@ -29,7 +29,8 @@ class TorchExecutor:
     Args:
         model: its weights decide device and dtype.
         num_blocks, block_size: size of the KV cache, in blocks and in tokens a block; those of the scheduler's pool.
-        backend: "auto" (Triton on CUDA, else torch), "triton" or "torch": what computes between the matrix products.
+        backend: what computes between the matrix products: "triton", "c" (torch, but decode attention in C), "torch",
+            or "auto" (Triton on CUDA; on a CPU C where a compiler is found; else torch).
         attention: takes the place of `kernels.paged_attention.paged_attention`; called once a layer with all rows.
         default_seed: requests without a seed get one that is derived from this number and their id.
         num_host_blocks: size of the host pool that sequences are swapped out to; 0: no swapping.
@@ -58,7 +59,7 @@ class TorchExecutor:
             if value is not None and value < 1:
                 raise PlanError(f"{name}={value}: must be at least 1")
         config = model.config
-        self.backend = choose_backend(backend, model.device)
+        self.backend = choose_backend(backend, model.device, model.dtype, config.head_dim)
         self._kernels = self.backend if self.backend.name == "triton" else None  # torch has its own fast forms
         self.model, self.attention, self.default_seed = model, attention, default_seed
         self.limits = Limits(config.vocab_size, config.max_position, num_blocks, block_size)

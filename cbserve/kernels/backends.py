@@ -1,16 +1,17 @@
-"""The two sets of operations that a step is made of: torch, which runs everywhere, and Triton."""
+"""The sets of operations that a step is made of: torch, which runs everywhere, torch with C on a CPU, and Triton."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cbserve.kernels import block_copy, kv_store, rms_norm, rotary, sampling, silu_and_mul
+from cbserve.kernels.c_attention import LANES, CPagedAttention, paged_decode
 from cbserve.kernels.jit import KernelError, interpreting
 from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.kernels.triton_attention import TritonPagedAttention
@@ -58,6 +59,7 @@ TORCH = Backend(
     block_copy.copy_blocks,
     sampling.sample_tokens,
 )
+C = replace(TORCH, name="c", paged_attention=CPagedAttention)
 TRITON = Backend(
     "triton",
     rms_norm.rms_norm_triton,
@@ -71,16 +73,19 @@ TRITON = Backend(
 )
 
 
-def choose_backend(name: str, device: str | torch.device) -> Backend:
-    """The backend called `name`; "auto" is Triton on CUDA where it is installed, and torch elsewhere.
+def choose_backend(name: str, device: str | torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
+    """The backend called `name` for a model; "auto" is Triton on CUDA where it is installed, C for float32 on a CPU
+    where it can be compiled, and torch elsewhere.
 
-    Raises KernelError for another name, and for "triton" where it cannot run.
+    Raises KernelError for another name, and for "triton" or "c" where it cannot run.
     """
     on_cuda, installed = torch.device(device).type == "cuda", importlib.util.find_spec("triton") is not None
-    if name == "torch" or (name == "auto" and not (on_cuda and installed)):
+    if name == "torch" or (name == "auto" and on_cuda and not installed):
         return TORCH
+    if name == "c" or (name == "auto" and not on_cuda):
+        return _c_or_torch(device, dtype, head_dim, required=name == "c")
     if name not in ("auto", "triton"):
-        raise KernelError(f"backend {name!r} does not exist; use 'auto', 'triton' or 'torch'")
+        raise KernelError(f"backend {name!r} does not exist; use 'auto', 'triton', 'c' or 'torch'")
     if not installed:
         raise KernelError("backend 'triton': triton is not installed; pip install triton (Linux), or use 'torch'")
     if not (on_cuda or interpreting()):
@@ -89,3 +94,18 @@ def choose_backend(name: str, device: str | torch.device) -> Backend:
             "is imported to run the kernels slowly on the CPU"
         )
     return TRITON
+
+
+def _c_or_torch(device: str | torch.device, dtype: torch.dtype, head_dim: int, required: bool) -> Backend:
+    try:
+        if torch.device(device).type != "cpu" or dtype != torch.float32 or head_dim % LANES:
+            raise KernelError(
+                f"backend 'c' computes float32 on a CPU with a head_dim that is a multiple of {LANES}, not {dtype} on "
+                f"{device} with {head_dim}; use 'torch'"
+            )
+        paged_decode()
+    except KernelError:
+        if required:
+            raise
+        return TORCH
+    return C

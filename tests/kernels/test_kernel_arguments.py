@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cbserve.kernels.backends import TORCH, TRITON, Backend, choose_backend
+from cbserve.kernels.backends import TORCH, TRITON, choose_backend
 from cbserve.kernels.jit import KernelError, recording
 from cbserve.kernels.paged_attention import paged_attention
 from cbserve.kernels.paged_decode import choose_splits, paged_decode, paged_decode_triton
@@ -78,30 +78,34 @@ def test_a_cpu_tensor_outside_the_interpreter_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "chosen"), [("auto", "cpu", TORCH), ("torch", "cpu", TORCH), ("torch", "cuda", TORCH)]
+    ("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.float16)]
 )
-def test_torch_is_chosen_where_it_is_asked_for_and_on_a_cpu(name: str, device: str, chosen: Backend) -> None:
-    assert choose_backend(name, device) is chosen
+def test_torch_is_chosen_where_it_is_asked_for(device: str, dtype: torch.dtype) -> None:
+    assert choose_backend("torch", device, dtype, 64) is TORCH
 
 
 def test_auto_chooses_triton_on_cuda_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert choose_backend("auto", "cuda") is choose_backend("triton", "cuda") is TRITON
+    assert (
+        choose_backend("auto", "cuda", torch.float32, 64)
+        is choose_backend("triton", "cuda", torch.float32, 64)
+        is TRITON
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert choose_backend("auto", "cuda") is TORCH
+    assert choose_backend("auto", "cuda", torch.float32, 64) is TORCH
     with pytest.raises(KernelError, match="triton is not installed"):
-        choose_backend("triton", "cuda")
+        choose_backend("triton", "cuda", torch.float32, 64)
 
 
 def test_a_backend_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(KernelError, match="needs a CUDA device, not cpu"):
-        choose_backend("triton", "cpu")
+        choose_backend("triton", "cpu", torch.float32, 64)
     with pytest.raises(KernelError, match="'cuda' does not exist"):
-        choose_backend("cuda", "cpu")
+        choose_backend("cuda", "cpu", torch.float32, 64)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert choose_backend("triton", "cpu") is TRITON
+    assert choose_backend("triton", "cpu", torch.float32, 64) is TRITON
 
 
 def test_kernels_import_without_importing_triton() -> None:
