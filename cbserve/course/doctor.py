@@ -110,6 +110,7 @@ def diagnose(seen: Probe) -> list[Finding]:
         *_packages(seen),
         *_torch(seen),
         *_triton(seen),
+        *_c_compiler(seen),
         *_widgets(seen),
         *_model(seen),
         *_resources(seen),
@@ -207,6 +208,16 @@ def _triton(seen: Probe) -> list[Finding]:
         cure = _install(seen, '"numpy<2.4"') if seen.host == "colab" else _install(seen, '"triton>=3.7"')
         return [Finding("Triton", "fault", text, cure)]
     return [Finding("Triton", "ok", version)]
+
+
+def _c_compiler(seen: Probe) -> list[Finding]:
+    """Only a CPU on Linux makes use of it."""
+    if seen.gpus or seen.system != "Linux":
+        return []
+    if seen.c_compiler:
+        return [Finding("C compiler", "ok", f"{seen.c_compiler}: decode attention reads K and V where they lie")]
+    text = "none: decode attention gathers K and V first, which costs a tenth of a step and more"
+    return [Finding("C compiler", "note", text, "Debian, Ubuntu: apt-get install gcc; nothing fails without it")]
 
 
 def _widgets(seen: Probe) -> list[Finding]:

@@ -48,6 +48,7 @@ class Probe:
     torch_cuda: str = ""
     gpus: tuple[GPU, ...] = field(default=())
     nvidia_driver: bool = False
+    c_compiler: str = ""
     cores: int = 1
     lab_widgets: str | None = None
     home: str = ""
@@ -70,6 +71,7 @@ def probe() -> Probe:
         versions=_versions(),
         **_torch(),
         nvidia_driver=shutil.which("nvidia-smi") is not None,
+        c_compiler=os.path.basename(shutil.which(os.environ.get("CC") or "cc") or ""),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         lab_widgets=_lab_widgets() if host in ("jupyterlab", "notebook") else None,
         home=_short(home),
