@@ -93,10 +93,11 @@ def simulate(
         meta: what the trace should know of model and device.
 
     Raises:
-        InvalidRequestError: an argument is out of range.
+        InvalidRequestError: an argument is out of range or of a wrong kind.
         TraceError: `trace_path` cannot be written.
     """
     _require_sound(workload, cost, scheduler, fast_forward)
+    listeners = _require_told(progress, listeners, meta)
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     if preemption != "recompute" and host_pool is None:
         raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
@@ -154,6 +155,20 @@ def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool)
         raise InvalidRequestError(f"cost={cost!r}: must give seconds of a plan when called, as a Roofline does")
     if fast_forward and not hasattr(cost, "ramp"):
         raise InvalidRequestError(f"cost={cost!r} has no `ramp`: take a Roofline, or fast_forward=False")
+
+
+def _require_told(progress: Any, listeners: Any, meta: Any) -> list[Callable[[Event], None]]:
+    """The listeners, when all who want to be told can be, and `meta` can stand in a trace."""
+    if progress is not None and not callable(progress):
+        raise InvalidRequestError(f"progress={progress!r}: must be a function of a RequestOutput, or None")
+    told = list(listeners) if isinstance(listeners, Iterable) else [None]
+    if not all(map(callable, told)):
+        raise InvalidRequestError(
+            f"listeners={listeners!r}: must be a list of functions of an Event, such as [fold.add]"
+        )
+    if meta is not None and not (isinstance(meta, Mapping) and all(isinstance(name, str) for name in meta)):
+        raise InvalidRequestError(f"meta={meta!r}: must be a dict from names to values, such as {{'model': 'mine'}}")
+    return told
 
 
 def _closed(

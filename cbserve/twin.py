@@ -7,7 +7,6 @@ against the real model on the real one. The prediction is made first, and nothin
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -27,6 +26,7 @@ from cbserve.core.trace import StepEvent, Trace
 from cbserve.simulation import simulate
 from cbserve.viz.charts import lines
 from cbserve.viz.figure import Figure
+from cbserve.workloads import given
 from cbserve.workloads.arrivals import poisson
 from cbserve.workloads.tokens import own_tokens
 from cbserve.workloads.workload import Job, Workload
@@ -83,9 +83,7 @@ def chat_workload(num_requests: int = 40, seed: int = 0) -> Workload:
     Raises:
         InvalidRequestError: `num_requests` is no integer of at least 2.
     """
-    if not isinstance(num_requests, int) or isinstance(num_requests, bool) or num_requests < 2:
-        raise InvalidRequestError(f"num_requests={num_requests!r}: must be an integer of at least 2")
-    rng = random.Random(seed)
+    num_requests, rng = given.integer("num_requests", num_requests, 2), given.generator(seed)
 
     def draw(middle: float, sigma: float, low: int, high: int) -> int:
         return min(high, max(low, round(middle * math.exp(rng.gauss(0.0, sigma)))))

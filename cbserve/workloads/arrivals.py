@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.workloads import given
 from cbserve.workloads.workload import LATEST_S, Job, problem_of
 
 
@@ -17,8 +17,8 @@ def all_at_once(n: int, seed: int = 0) -> list[float]:
     Raises:
         InvalidRequestError: `n` is no integer of at least 0.
     """
-    _require_count(n)
-    return [0.0] * n
+    given.seed(seed)
+    return [0.0] * given.integer("n", n, 0)
 
 
 def poisson(n: int, rate: float, seed: int = 0) -> list[float]:
@@ -38,11 +38,10 @@ def gamma(n: int, rate: float, cv: float, seed: int = 0) -> list[float]:
     Raises:
         InvalidRequestError: `rate` is not above 0, `cv` not in 0..100, or `n` no integer of at least 0.
     """
-    _require_count(n)
-    _require_positive("rate", rate)
-    if not isinstance(cv, int | float) or not 0 <= cv <= 100:
-        raise InvalidRequestError(f"cv={cv!r}: must be a number from 0 (a clock) to 100; 1 is Poisson")
-    rng, now, times = random.Random(seed), 0.0, []
+    given.integer("n", n, 0)
+    given.positive("rate", rate)
+    given.number("cv", cv, lambda v: 0 <= v <= 100, "a number from 0 (a clock) to 100; 1 is Poisson")
+    rng, now, times = given.generator(seed), 0.0, []
     for _ in range(n):
         if cv == 0:
             now += 1 / rate
@@ -64,10 +63,10 @@ def on_off(n: int, rate_on: float, on_s: float, off_s: float, seed: int = 0) -> 
     Raises:
         InvalidRequestError: a rate or a time is not above 0, or `n` no integer of at least 0.
     """
-    _require_count(n)
+    given.integer("n", n, 0)
     for name, value in (("rate_on", rate_on), ("on_s", on_s), ("off_s", off_s)):
-        _require_positive(name, value)
-    rng = random.Random(seed)
+        given.positive(name, value)
+    rng = given.generator(seed)
     times: list[float] = []
     now, end = 0.0, rng.expovariate(1 / on_s)  # it starts at the beginning of a burst
     while len(times) < n:
@@ -100,13 +99,13 @@ class ClosedLoop:
     def __init__(
         self, jobs: Sequence[Job], users: int, think_s: float = 0.0, exponential: bool = False, seed: int = 0
     ) -> None:
-        if not isinstance(users, int) or isinstance(users, bool) or users < 1:
-            raise InvalidRequestError(f"users={users!r}: must be an integer of at least 1")
-        if not isinstance(think_s, int | float) or not 0 <= think_s < LATEST_S:
-            raise InvalidRequestError(f"think_s={think_s!r}: must be a number of seconds of at least 0")
-        self.users, self.think_s, self.exponential, self.seed = users, think_s, exponential, seed
+        self.users = users = given.integer("users", users, 1)
+        self.think_s = given.number(
+            "think_s", think_s, lambda v: 0 <= v < LATEST_S, "a number of seconds of at least 0, below 1e10"
+        )
+        self.exponential, self.seed = exponential, given.seed(seed)
         sessions: dict[Hashable, list[Job]] = {}
-        for index, job in enumerate(jobs):
+        for index, job in enumerate(given.listed("jobs", jobs)):
             if problem := problem_of(job):
                 raise InvalidRequestError(f"jobs[{index}]: {problem}")
             key = ("alone", index) if job.session is None else ("session", job.session)
@@ -146,13 +145,3 @@ class ClosedLoop:
         self._next[user] += 1
         self._asking[user] = True
         return replace(job, arrival_s=arrival_s, client_id=str(user))
-
-
-def _require_count(n: int) -> None:
-    if not hasattr(n, "__index__") or isinstance(n, bool) or n < 0:
-        raise InvalidRequestError(f"n={n!r}: must be an integer of at least 0")
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidRequestError(f"{name}={value!r}: must be a number above 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.workloads import given
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def azure(name: str) -> LengthTable:
     Raises:
         InvalidRequestError: another name.
     """
-    if name not in ("conv", "code"):
+    if not isinstance(name, str) or name not in ("conv", "code"):
         raise InvalidRequestError(f"azure({name!r}): there are 'conv' and 'code'")
     data = _azure_tables()
     table = data[name]
@@ -77,8 +77,8 @@ def fixed(length: int, n: int) -> list[int]:
     Raises:
         InvalidRequestError: `length` is below 1, or `n` below 0.
     """
-    _require_count("length", length, 1)
-    _require_count("n", n, 0)
+    given.integer("length", length, 1)
+    given.integer("n", n, 0)
     return [length] * n
 
 
@@ -89,8 +89,8 @@ def exponential(mean: float, n: int, seed: int = 0) -> list[int]:
         InvalidRequestError: `mean` is not above 0, or `n` below 0.
     """
     _require_scale("mean", mean)
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
+    given.integer("n", n, 0)
+    rng = given.generator(seed)
     return [math.ceil(rng.expovariate(1 / mean)) or 1 for _ in range(n)]
 
 
@@ -101,10 +101,9 @@ def lognormal(median: float, sigma: float, n: int, seed: int = 0) -> list[int]:
         InvalidRequestError: `median` is not above 0, `sigma` not in 0..10, or `n` below 0.
     """
     _require_scale("median", median)
-    if not hasattr(sigma, "__float__") or not 0 <= sigma <= 10:
-        raise InvalidRequestError(f"sigma={sigma!r}: must be a number from 0 to 10 (1 is long-tailed already)")
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
+    given.number("sigma", sigma, lambda v: 0 <= v <= 10, "a number from 0 to 10 (1 is long-tailed already)")
+    given.integer("n", n, 0)
+    rng = given.generator(seed)
     return [max(1, round(median * math.exp(rng.gauss(0.0, sigma)))) for _ in range(n)]
 
 
@@ -114,10 +113,10 @@ def uniform(low: int, high: int, n: int, seed: int = 0) -> list[int]:
     Raises:
         InvalidRequestError: `low` is below 1, `high` below `low`, or `n` below 0.
     """
-    _require_count("low", low, 1)
-    _require_count("high", high, low)
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
+    given.integer("low", low, 1)
+    given.integer("high", high, low)
+    given.integer("n", n, 0)
+    rng = given.generator(seed)
     return [rng.randint(low, high) for _ in range(n)]
 
 
@@ -134,10 +133,10 @@ def pareto(minimum: float, alpha: float, n: int, seed: int = 0, maximum: float |
         _require_scale(name, value)
     if minimum < 1:
         raise InvalidRequestError(f"minimum={minimum!r}: must be at least 1 token")
-    if maximum is not None and (not hasattr(maximum, "__float__") or not minimum < maximum < 1e12):
-        raise InvalidRequestError(f"maximum={maximum!r}: must be above minimum={minimum!r}, or None")
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
+    if maximum is not None:
+        given.number("maximum", maximum, lambda v: minimum < v < 1e12, f"above minimum={minimum!r}, or None")
+    given.integer("n", n, 0)
+    rng = given.generator(seed)
     longer = 0.0 if maximum is None else (minimum / maximum) ** alpha  # the share that the cut takes away
     # 1 - random() lies in (0, 1]; shares below 1e-12 of an alpha near 0 would leave the range of whole numbers
     shares = (longer + (1 - longer) * (1 - rng.random()) for _ in range(n))
@@ -150,31 +149,25 @@ def empirical(values: Sequence[int], n: int, seed: int = 0) -> list[int]:
     Raises:
         InvalidRequestError: `values` is empty, one of them is no integer of at least 1, or `n` is below 0.
     """
-    values = list(values)
+    values = given.listed("values", values)
     if not values:
         raise InvalidRequestError("values=[]: must hold at least one length to draw from")
     for index, value in enumerate(values):
-        _require_count(f"values[{index}]", value, 1)
-    _require_count("n", n, 0)
-    return random.Random(seed).choices(values, k=n)
+        given.integer(f"values[{index}]", value, 1)
+    given.integer("n", n, 0)
+    return given.generator(seed).choices(values, k=n)
 
 
 def _require_scale(name: str, value: float) -> None:
-    if not hasattr(value, "__float__") or not 0 < value < 1e12:
-        raise InvalidRequestError(f"{name}={value!r}: must be a number of tokens above 0")
-
-
-def _require_count(name: str, value: int, least: int) -> None:
-    if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
-        raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}")
+    given.number(name, value, lambda v: 0 < v < 1e12, "a number of tokens above 0, below 1e12")
 
 
 def _sample(quantiles: tuple[tuple[float, float], ...], num_requests: int, n: int, seed: int) -> list[int]:
     """Between two quantiles: linear up to the median, above it a power law of the share that is longer (a straight line
     on log-log axes), because the tail of a table is coarse and lengths are long-tailed. The longest of n requests
     stands at a share of 1 / (n + 1)."""
-    _require_count("n", n, 0)
-    rng = random.Random(seed)
+    given.integer("n", n, 0)
+    rng = given.generator(seed)
     shortest_share = 100 / (num_requests + 1)
     percents = [percent for percent, _ in quantiles]
     longer = [math.log(max(100 - percent, shortest_share)) for percent in percents]  # log of the share that is longer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby, islice, pairwise
@@ -11,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.workloads import given
 from cbserve.workloads.measured import read_requests
 from cbserve.workloads.tokens import OWN_TOKENS, Ranges, joined, own_tokens
 from cbserve.workloads.trace_files import (
@@ -127,8 +127,8 @@ def read_mooncake(source: Source, limit: int | None = None, jitter_s: float = 3.
             one id for each block of `input_length`, a line is cut, there is a web page instead, or nothing.
     """
     _require_limit(limit)
-    if not isinstance(jitter_s, int | float) or not 0 <= jitter_s < 1e9:
-        raise InvalidRequestError(f"jitter_s={jitter_s!r}: must be a number of seconds of at least 0")
+    given.number("jitter_s", jitter_s, lambda v: 0 <= v < 1e9, "a number of seconds of at least 0")
+    given.seed(seed)
     before = 0.0
 
     def parse(text: str) -> tuple[float, range | Ranges, int]:
@@ -173,7 +173,7 @@ def _spread(times: Sequence[float], jitter_s: float, seed: int) -> tuple[list[fl
     about = f"arrivals are rounded to {step:g} s ({len(buckets)} distinct times for {len(times)} requests)"
     if not jitter_s:
         return list(times), f"{about} and left so"
-    rng = random.Random(seed)
+    rng = given.generator(seed)
     spread: list[float] = []
     for (at, count), width in zip(buckets, [*apart, step], strict=True):
         spread += sorted(at + rng.random() * min(width, jitter_s) for _ in range(count))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from cbserve.core.errors import InvalidRequestError
+from cbserve.workloads import given
 from cbserve.workloads.synthetic import Arrivals, Lengths, draw
 from cbserve.workloads.tokens import joined, own_tokens
 from cbserve.workloads.workload import Job, Workload
@@ -27,8 +27,9 @@ def shared_prefix(
     Raises:
         InvalidRequestError: a number is out of range.
     """
-    _require("num_prefixes", num_prefixes, 1)
-    _require("prefix_tokens", prefix_tokens, 0)
+    given.integer("num_prefixes", num_prefixes, 1)
+    given.integer("prefix_tokens", prefix_tokens, 0)
+    seed = given.seed(seed)
     times, own, outputs = draw(n, seed, arrivals=arrivals, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     which = random.Random(f"{seed} prefix")
     jobs = []
@@ -66,10 +67,10 @@ def multi_turn(
     Raises:
         InvalidRequestError: a number is out of range.
     """
-    _require("num_sessions", num_sessions, 0)
-    _require("system_tokens", system_tokens, 0)
-    if not isinstance(think_s, int | float) or not 0 <= think_s < math.inf:
-        raise InvalidRequestError(f"think_s={think_s!r}: must be a number of seconds of at least 0")
+    given.integer("num_sessions", num_sessions, 0)
+    given.integer("system_tokens", system_tokens, 0)
+    given.number("think_s", think_s, lambda v: 0 <= v < math.inf, "a number of seconds of at least 0")
+    seed = given.seed(seed)
     starts, counts = draw(num_sessions, seed, arrivals=arrivals, turns=turns)
     user, output = draw(sum(counts), seed + 1, user_tokens=user_tokens, output_tokens=output_tokens)
     thinking = random.Random(f"{seed} think")
@@ -86,8 +87,3 @@ def multi_turn(
             said += output[turn]
     jobs.sort(key=lambda job: job.arrival_s)  # stable: turns without a pause keep their order
     return Workload(f"{num_sessions} conversations (synthetic)", jobs)
-
-
-def _require(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.workloads import given
 from cbserve.workloads.arrivals import gamma, on_off
 from cbserve.workloads.lengths import azure
 from cbserve.workloads.tokens import own_tokens
@@ -73,14 +73,18 @@ def draw(n: int, seed: int, **what: Lengths | Arrivals) -> list[Sequence[Any]]:
     Raises:
         InvalidRequestError: there are not `n` values, or one is no integer of at least 1 (a time: no number).
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise InvalidRequestError(f"n={n!r}: must be an integer of at least 0")
-    streams = random.Random(seed)
+    n, streams = given.integer("n", n, 0), given.generator(seed)
     drawn: list[Sequence[Any]] = []
     for name, values in what.items():
         stream = streams.getrandbits(62)
         if callable(values):
-            values = values(n=n, seed=stream)
+            try:
+                values = values(n=n, seed=stream)
+            except TypeError as error:
+                raise InvalidRequestError(
+                    f"{name}={str(values)[:60]}: cannot be called with n= and seed= ({error}); give all other "
+                    "arguments before, as partial(poisson, rate=5) does"
+                ) from error
         elif isinstance(values, int):
             values = [values] * n
         if not hasattr(values, "__len__") or len(values) != n:
