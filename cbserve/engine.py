@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,6 +63,9 @@ class ForeseeingExecutor(Executor, Protocol):
 
     def foresee(self, plan: StepPlan, count: int) -> list[Sequence[int]]:
         """The tokens that each row of `plan` is given in `count` such steps."""
+
+    def answer(self, plan: StepPlan) -> StepResult:
+        """What `execute` gives, but for the duration: of a step that `ramp` has told."""
 
 
 class Engine:
@@ -225,69 +229,69 @@ class Engine:
         """
         self._wait_for_arrivals()
         try:
-            plan, outputs = self._iterate(partial)
+            done = self._iterate(partial)
         except BaseException:
             self.abort_all()
             raise
-        return self._nothing_to_run(plan) if outputs is None else outputs
+        return self._nothing_to_run(done) if isinstance(done, StepPlan) else done
 
-    def _iterate(self, partial: bool) -> tuple[StepPlan, list[RequestOutput] | None]:
-        """Plan, compute, take in. The outputs are None when there was nothing to compute."""
-        plan = StepPlan(-1)
+    def _iterate(self, partial: bool) -> list[RequestOutput] | StepPlan:
+        """Plan, compute, take in. Returns the outputs, or the plan when there was nothing to compute."""
         with self._books():
             self._let_arrive()
             if not self.scheduler.has_unfinished:
-                return plan, self._take_pending()
+                return self._take_pending()
             start = self.clock.now()
             plan = self.scheduler.schedule(start)
             self._recorder.decisions(plan, start)
             self._note_admissions(plan, start)
             if not plan.rows and not plan.steady:
                 self._recorder.tables(plan, start)
-                return plan, None
-            if self._foresees and (ramp := self._ramp(self._foresees, plan, start)) is not None:
-                return plan, self._fast_forward(self._foresees, plan, start, ramp, partial)
+                return plan
+            if self._foresees and (most := self._horizon(plan)) > 1:
+                ramp = self._foresees.ramp(plan, most)
+                count, end = ramp.run(start, self._future[0][0] if self._future else math.inf)
+                if count > 1:
+                    return self._fast_forward(self._foresees, plan, count, ramp, start, end, partial)
             self._recorder.tables(plan, start)
         result = self.executor.execute(plan)
         with self._books():
             self.clock.advance(result.duration_s)
             end = self.clock.now()
             self._recorder.step(plan, start, end)
-            return plan, self._end_step(plan, result, end, partial)
+            return self._end_step(plan, result, end, partial)
 
     def _end_step(self, plan: StepPlan, result: StepResult, end: float, partial: bool) -> list[RequestOutput]:
         outputs = self._take_in(self.scheduler.update(plan, result, end), partial)
         if self.debug:
             self.scheduler.check()
-        return self._take_pending() + outputs
+        return self._take_pending() + outputs if self._pending else outputs
 
     def _books(self) -> AbstractContextManager[object]:
         """Held around a change of the books. A simulation that is interrupted is thrown away."""
         return _FREE if self._foresees else interrupts_held_back()
 
-    def _ramp(self, executor: ForeseeingExecutor, plan: StepPlan, start: float) -> Ramp | None:
-        """Durations of the steps that can be taken at once, from `plan` on; None when it is but one."""
-        if self._pending:  # given out when this step ends, and whoever hears it may ask again
-            return None
-        most = self.scheduler.horizon(plan)
-        if most < 2:
-            return None
-        ramp = executor.ramp(plan, most)
-        if self._future:  # an arrival is looked at when the step that it falls into has ended
-            ramp = ramp.cut(ramp.until(self._future[0][0] - start))
-        return ramp if ramp.count > 1 else None
+    def _horizon(self, plan: StepPlan) -> int:
+        """How many steps can be taken at once, as far as the scheduler knows. A refusal is given out when this one
+        ends, and whoever hears it may ask again."""
+        return 1 if self._pending else self.scheduler.horizon(plan)
 
     def _fast_forward(
-        self, executor: ForeseeingExecutor, plan: StepPlan, start: float, ramp: Ramp, partial: bool
+        self,
+        executor: ForeseeingExecutor,
+        plan: StepPlan,
+        count: int,
+        ramp: Ramp,
+        start: float,
+        end: float,
+        partial: bool,
     ) -> list[RequestOutput]:
-        """Take `ramp.count` steps at once; only the last can end anything."""
+        """Take the first `count` steps of `ramp` at once; only the last can end anything."""
         rows = rows_of(plan)
-        self.scheduler.advance(plan, ramp.count, executor.foresee(plan, ramp.count - 1) if rows else [])
-        result = executor.execute(plan)
-        self.clock.advance(ramp.total(ramp.count))
-        end = self.clock.now()
-        self._recorder.span(rows, plan, ramp, start, end)
-        return self._end_step(plan, result, end, partial)
+        self.scheduler.advance(plan, count, executor.foresee(plan, count - 1) if rows else [])
+        self.clock.wait_until(end)
+        self._recorder.span(rows, plan, count, ramp.cut(count), start, end)
+        return self._end_step(plan, executor.answer(plan), end, partial)
 
     def replay(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
         """Serve requests that come in order of arrival and are read when their time is near, so that a million need
@@ -367,7 +371,8 @@ class Engine:
 
     def _take_in(self, changed: StepUpdate, partial: bool = True) -> list[RequestOutput]:
         """Record what changed, and build the outputs of those that it touched."""
-        now, touched = self.clock.now(), dict[str, OutputBuilder]()
+        now = self.clock.now()
+        touched: dict[str, OutputBuilder] = {}
         self._recorder.update(changed, now)
         for _, child in changed.forked:
             self._builders[child.request.request_id].samples[child.sample_index] = child

@@ -84,24 +84,16 @@ class OutputBuilder:
 
     def build(self) -> RequestOutput:
         """The output so far; text that a stop string may yet cut is held back until the end."""
-        for index, seq in self.samples.items():
+        outputs = []
+        for index, seq in sorted(self.samples.items()):
             text, self.text_sent[index] = visible_text(seq, self.text_sent.get(index, 0))
-            self.texts[index] = self.texts.get(index, "") + text
-        outputs = [
-            CompletionOutput(
-                index,
-                self.texts.get(index, ""),
-                list(seq.output_token_ids),
-                seq.finish_reason,
-                seq.stop_reason,
-                self.logprobs.get(index),
-            )
-            for index, seq in sorted(self.samples.items())
-        ]
+            text = self.texts[index] = self.texts.get(index, "") + text
+            ids, logprobs = list(seq.output_token_ids), self.logprobs.get(index)
+            outputs.append(CompletionOutput(index, text, ids, seq.finish_reason, seq.stop_reason, logprobs))
         usage = Usage(
             len(self.request.prompt_token_ids),
-            sum(len(output.token_ids) for output in outputs),
-            sum(seq.num_preemptions for seq in self.samples.values()),
+            sum([len(output.token_ids) for output in outputs]),
+            sum([seq.num_preemptions for seq in self.samples.values()]),
         )
         prompt = self.request.prompt_token_ids
         prompt = list(prompt) if isinstance(prompt, list) else prompt  # what nobody can change need not be copied

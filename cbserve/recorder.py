@@ -81,21 +81,27 @@ class Recorder:
     def step(self, plan: StepPlan, start_s: float, end_s: float) -> None:
         """One step was computed."""
         self.last_step = self.number(plan)
+        num_steady = plan.steady.num_rows if plan.steady is not None else 0
         self.trace.emit(
             StepEvent(
                 self.last_step, start_s, end_s, rows_of(plan), plan.num_waiting, plan.num_running,
                 plan.num_used_blocks, len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
-                num_steady=plan.steady.num_rows if plan.steady else 0,
+                num_steady=num_steady,
             )
         )  # fmt: skip
 
-    def span(self, rows: tuple[StepRow, ...], plan: StepPlan, ramp: Ramp, start_s: float, end_s: float) -> None:
-        """Steps that differ in lengths only: `rows` are those of the first, `plan` has become that of the last."""
-        first, num_steady = self.number(plan), plan.steady.num_rows if plan.steady else 0
-        counts = plan.num_waiting, plan.num_running, plan.num_used_blocks, 0, plan.num_evictions, 0
-        span = ramp.count, ramp.segments, self._pool.num_used, num_steady
-        self.trace.emit(StepEvent(first, start_s, end_s, rows, *counts, *span))
-        self.last_step = first + ramp.count - 1
+    def span(
+        self, rows: tuple[StepRow, ...], plan: StepPlan, count: int, ramp: Ramp, start_s: float, end_s: float
+    ) -> None:
+        """`count` steps that differ in lengths only: `rows` are those of the first, `plan` is now that of the last."""
+        first, num_steady = self.number(plan), plan.steady.num_rows if plan.steady is not None else 0
+        self.last_step = first + count - 1
+        self.trace.emit(
+            StepEvent(
+                first, start_s, end_s, rows, plan.num_waiting, plan.num_running, plan.num_used_blocks, 0,
+                plan.num_evictions, 0, count, ramp.segments, self._pool.num_used, num_steady,
+            )
+        )  # fmt: skip
 
     def update(self, changed: StepUpdate, now_s: float) -> None:
         """What the last step, or an abort, changed: who forked, ended, left."""
@@ -120,13 +126,15 @@ class Recorder:
 def rows_of(plan: StepPlan) -> tuple[StepRow, ...]:
     """The rows that a plan tells, as a trace has them."""
     return tuple(
-        StepRow(
-            row.seq_id,
-            row.slot,
-            "padding" if row.is_padding else "prefill" if row.is_prefill else "decode",
-            len(row.token_ids),
-            row.num_samples,
-            row.end,
-        )
-        for row in plan.rows
+        [
+            StepRow(
+                row.seq_id,
+                row.slot,
+                "padding" if row.is_padding else "prefill" if row.is_prefill else "decode",
+                len(row.token_ids),
+                row.num_samples,
+                row.end,
+            )
+            for row in plan.rows
+        ]
     )

@@ -6,11 +6,15 @@ are brought up to date only when somebody needs them: when it fills a block that
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 from cbserve.core.request import Sequence
+
+_NEVER = 2**62
+_order = attrgetter("order")
 
 
 class Member:
@@ -37,14 +41,15 @@ class Member:
 class Cruise:
     """The group. Steps count from 1; `step` is the one that was scheduled last.
 
-    Tokens go on from a member's last one, as `executors.SimulatedExecutor` has them.
+    Tokens go on from a member's last one, as `executors.SimulatedExecutor` has them. Who needs a block in a step needs
+    the next one `block_size` steps later, so members stand in a ring of that many lists.
 
     Attributes:
         context_len: tokens in the KV cache after the last scheduled step, of all members together.
         joined, left: members that came and went since `take_changes` was called last.
     """
 
-    def __init__(self, block_size: int, publishes: bool) -> None:
+    def __init__(self, block_size: int) -> None:
         self.members: dict[int, Member] = {}
         self.step = 0
         self.context_len = 0
@@ -52,41 +57,35 @@ class Cruise:
         self.joined: list[Member] = []
         self.left: list[int] = []
         self._block_size = block_size
-        self._publishes = publishes
-        self._growing: dict[int, list[Member]] = {}  # by the step that needs a block
-        self._filling: dict[int, list[Member]] = {}  # by the step that fills one
-        self._lasts: list[tuple[int, int, Member]] = []  # a heap: who ends by length, and when; ties by number
-        self._num_joined = 0
+        self._growing: list[list[Member]] = [[] for _ in range(block_size)]  # by step % block_size, each in order
+        self._no_end_before = _NEVER  # the step before which nobody ends by its length
 
     def __len__(self) -> int:
         return len(self.members)
 
-    def join(self, seq: Sequence, table_len: int, order: tuple[Any, ...]) -> None:
-        """`seq` decodes from the next step on; its table has `table_len` blocks."""
-        size, member = self._block_size, Member(seq, self.step + 1, order)
+    def join(self, seq: Sequence, order: tuple[Any, ...]) -> None:
+        """`seq` decodes from the next step on; its blocks hold what is computed, and no token more than they must."""
+        member = Member(seq, self.step + 1, order)
         self.members[seq.seq_id] = member
         self.joined.append(member)
         self.context_len += member.base
         if self.latest is None or order > self.latest:
             self.latest = order
-        room = table_len * size - member.base
-        self._growing.setdefault(member.joined + room, []).append(member)
-        if self._publishes:
-            self._filling.setdefault(self.step + size - member.base % size, []).append(member)
-        self._num_joined += 1
-        heapq.heappush(self._lasts, (member.last, self._num_joined, member))
+        insort(self._growing_of(member), member, key=_order)
+        self._no_end_before = min(self._no_end_before, member.last)
 
     def leave(self, seq: Sequence) -> None:
         """`seq` decodes no more; its books are up to date."""
         member = self.members.pop(seq.seq_id)
         member.sync(self.step)
         self.context_len -= seq.num_computed_tokens
+        self._growing_of(member).remove(member)
         if member in self.joined:  # nobody was told yet
             self.joined.remove(member)
         else:
             self.left.append(seq.seq_id)
         if not self.members:
-            self.latest = None
+            self.latest, self._no_end_before = None, _NEVER
 
     def take_changes(self) -> tuple[list[Member], list[int]]:
         """Who joined and left since this was called last."""
@@ -94,52 +93,45 @@ class Cruise:
         self.joined, self.left = [], []
         return joined, left
 
-    def begin_step(self) -> list[Member]:
-        """One token more for everybody. Returns, in order, who needs a block for it."""
-        self.step += 1
-        self.context_len += len(self.members)
-        due = self._growing.pop(self.step, None)
-        return self._due(self._growing, due) if due else []
+    def begin_steps(self, count: int = 1) -> list[Sequence]:
+        """`count` tokens more for everybody. Returns, in order, who needs a block for them, once for each block."""
+        first, self.step = self.step + 1, self.step + count
+        self.context_len += count * len(self.members)
+        growing, size = self._growing, self._block_size
+        return [member.seq for step in range(first, first + count) for member in growing[step % size]]
 
     def num_needing_blocks(self, step: int) -> int:
         """How many blocks `step` will need."""
-        return sum(map(self._is_here, self._growing.get(step, ())))
+        return len(self._growing[step % self._block_size])
 
     def end_step(self) -> list[Member]:
         """The step was computed. Returns, in order, who has filled a block that others may now find; the books of those
         are up to date."""
-        due = self._filling.pop(self.step, None) if self._publishes else None
-        full = self._due(self._filling, due) if due else []
+        full = self._growing[(self.step + 1) % self._block_size]
         for member in full:
             member.sync(self.step)
         return full
 
     def fills_at(self, most: int) -> int:
         """The first step of the next `most` in which somebody fills a block; `most` when nobody does."""
-        for ahead in range(most):
-            if any(map(self._is_here, self._filling.get(self.step + ahead, ()))):
+        for ahead in range(min(most, self._block_size)):
+            if self.num_needing_blocks(self.step + ahead + 1):
                 return ahead
         return most
 
     def steps_left(self) -> int:
-        """Steps until somebody ends by length, the scheduled one included."""
-        while self._lasts and not self._is_here(self._lasts[0][2]):
-            heapq.heappop(self._lasts)
-        return self._lasts[0][0] - self.step + 1
+        """For so many steps, the scheduled one included, nobody ends by its length before the last of them."""
+        return max(1, self._no_end_before - self.step + 1)
 
-    def ending(self, ended: Iterable[int]) -> list[Member]:
+    def ending(self, ended: Collection[int]) -> list[Member]:
         """Members that end in this step, by their length or because their ids are in `ended`, in order."""
-        found = {seq_id: self.members[seq_id] for seq_id in ended}
-        while self._lasts and (self._lasts[0][0] <= self.step or not self._is_here(self._lasts[0][2])):
-            member = heapq.heappop(self._lasts)[2]
-            if self._is_here(member):
-                found[member.seq.seq_id] = member
-        return sorted(found.values(), key=lambda member: member.order)
+        found = [self.members[seq_id] for seq_id in ended]
+        if self._no_end_before <= self.step:
+            members = self.members.values()
+            found += [member for member in members if member.last <= self.step and member.seq.seq_id not in ended]
+            self._no_end_before = min((m.last for m in members if m.last > self.step), default=_NEVER)
+        return sorted(found, key=_order) if len(found) > 1 else found
 
-    def _due(self, calendar: dict[int, list[Member]], due: list[Member]) -> list[Member]:
-        here = sorted(filter(self._is_here, due), key=lambda member: member.order)
-        calendar.setdefault(self.step + self._block_size, []).extend(here)
-        return here
-
-    def _is_here(self, member: Member) -> bool:
-        return self.members.get(member.seq.seq_id) is member
+    def _growing_of(self, member: Member) -> list[Member]:
+        """The list of those that need a block in the same steps as `member`."""
+        return self._growing[(member.joined - member.base) % self._block_size]

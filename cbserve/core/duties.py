@@ -25,6 +25,7 @@ class Step:
     budget: int  # tokens that this step may compute
     budget_left: int
     was_idle: bool  # nobody ran when the step began: static batching may start a batch
+    loose: list[Sequence] | None = None  # who runs and is no row of `plan.steady`; None: all who run
     rows: dict[int, Row] = field(default_factory=dict)  # by seq_id, in the order of scheduling
     copies: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     reserved_blocks: int = 0  # static batching: the most blocks that this batch can need
@@ -88,9 +89,9 @@ class Duties:
         """Why the waiting `seq` cannot join this step; None if it can."""
         if self.batching.keeps_finished and not step.was_idle:
             return Reason("batch_running")
-        slots = {"need": seq.pending_samples, "free": len(self.free_slots), "slots": self.batching.max_num_seqs}
-        if slots["need"] > slots["free"]:
-            return Reason("no_slots", slots)
+        need, free = seq.pending_samples, len(self.free_slots)
+        if need > free:
+            return Reason("no_slots", {"need": need, "free": free, "slots": self.batching.max_num_seqs})
         num_tokens = self.num_new_tokens(seq, step)
         num_cached = self.kv.num_cached_tokens(seq)
         if not num_tokens:

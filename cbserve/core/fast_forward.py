@@ -6,6 +6,7 @@ A simulator need not live through each of them: for how long nothing else change
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from functools import cached_property
 
 from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Duties, Step
@@ -107,64 +108,68 @@ class FastForward(Duties):
         only_orders = policy.victim is Policy.victim and policy.served is Policy.served and not self.policy.may_displace
         steps_all = batching.mixed and not batching.keeps_finished
         if self._decides_by_itself and orders_by_fixed_key and only_orders and steps_all:
-            self.cruise = Cruise(self.kv.block_size, self.kv.enable_prefix_caching)
+            self.cruise = Cruise(self.kv.block_size)
 
     def _cruise(self, cruise: Cruise, step: Step) -> None:
         """Let the group take its step, and all who decode join it; or break it up for this step, where somebody may
-        have to yield or wait."""
-        members, policy = cruise.members, self.policy
-        loose = [seq for seq in self.running if seq.seq_id not in members]
-        prefilling = [seq for seq in loose if seq.is_prefilling]
-        if not self._skipped and all(map(_may_cruise, loose)):
-            for seq in loose:
-                if not seq.is_prefilling:
-                    cruise.join(seq, len(self.kv.tables[seq.seq_id]), (policy.key(seq), seq.seq_id))
-            if not members or cruise.latest is None:
-                return
-            latest = cruise.latest  # a prompt that comes before decodes may leave them no budget
-            in_order = all((policy.key(seq), seq.seq_id) > latest for seq in prefilling)
-            free = self.kv.num_free_blocks - cruise.num_needing_blocks(cruise.step + 1)
-            for seq in prefilling:
-                most = seq.num_computed_tokens + min(step.budget, seq.num_tokens - seq.num_computed_tokens)
-                free -= self.kv.blocks_needed(seq, most)
-            if in_order and free >= 0 and len(members) <= step.budget:
-                self._grow_members(cruise)
-                step.budget_left -= len(members)
-                joined, left = cruise.take_changes()
-                step.plan.steady = Steady(
-                    cruise.step, len(members), cruise.context_len,
-                    tuple((m.seq.seq_id, m.seq.request.request_id, m.num_given) for m in joined), tuple(left),
-                )  # fmt: skip
-                return
-        for member in list(members.values()):
-            cruise.leave(member.seq)
+        have to yield or wait. `step.loose` are then those who run outside it."""
+        members, running = cruise.members, self.running
+        loose = [seq for seq in running if seq.seq_id not in members] if len(running) > len(members) else []
+        if self._skipped or not all(map(_may_cruise, loose)):
+            self._break_up(cruise)
+            return
+        prefilling = []
+        for seq in loose:
+            if seq.is_prefilling:
+                prefilling.append(seq)
+            else:
+                cruise.join(seq, (self.policy.key(seq), seq.seq_id))
+        if (latest := cruise.latest) is None:
+            return
+        needed = cruise.num_needing_blocks(cruise.step + 1)
+        in_order = True  # a prompt that comes before decodes may leave them no budget
+        for seq in prefilling:
+            needed += self.kv.blocks_needed(seq, min(seq.num_computed_tokens + step.budget, seq.num_tokens))
+            in_order &= (self.policy.key(seq), seq.seq_id) > latest
+        if not in_order or needed > self.kv.num_free_blocks or len(members) > step.budget:
+            self._break_up(cruise)
+            return
+        self.kv.extend(cruise.begin_steps())
+        step.budget_left -= len(members)
+        step.loose = prefilling
+        joined, left = cruise.take_changes()
+        told = tuple([(m.seq.seq_id, m.seq.request.request_id, m.num_given) for m in joined])
+        step.plan.steady = Steady(cruise.step, len(members), cruise.context_len, told, tuple(left))
 
-    def _grow_members(self, cruise: Cruise) -> None:
-        self.kv.extend([member.seq for member in cruise.begin_step()])
+    def _break_up(self, cruise: Cruise) -> None:
+        for member in list(cruise.members.values()):
+            cruise.leave(member.seq)
 
     def _publish(self, cruise: Cruise) -> list[int]:
         """Blocks of members that have become findable with the step that was computed."""
+        if not self.kv.enable_prefix_caching:
+            return []
         return [block for member in cruise.end_step() for block in self.kv.step_done(member.seq)]
 
     def _horizon_of(self, cruise: Cruise, plan: StepPlan) -> int:
-        steps, free = cruise.steps_left(), self.kv.num_free_blocks
+        steps, free, size = cruise.steps_left(), self.kv.num_free_blocks, self.kv.block_size
         if self._waits_for_blocks(plan):
             steps = min(steps, 1 + cruise.fills_at(steps))
         if rounds := free // len(cruise):  # in `block_size` steps everybody takes one block
-            return min(steps, rounds * self.kv.block_size)
-        for ahead in range(1, min(steps, self.kv.block_size)):
+            return min(steps, rounds * size)
+        for ahead in range(1, min(steps, size)):
             free -= cruise.num_needing_blocks(cruise.step + ahead)
             if free < 0:
                 return ahead
-        return min(steps, self.kv.block_size)
+        return min(steps, size)
 
     def _advance(self, cruise: Cruise, plan: StepPlan, count: int) -> None:
         if self.kv.enable_prefix_caching:
             for _ in range(count - 1):
                 self._publish(cruise)
-                self._grow_members(cruise)
+                self.kv.extend(cruise.begin_steps())
         else:  # nobody looks at the pool in between
-            self.kv.extend([member.seq for _ in range(count - 1) for member in cruise.begin_step()])
+            self.kv.extend(cruise.begin_steps(count - 1))
         plan.steady = Steady(cruise.step, len(cruise), cruise.context_len)
         self._step += count - 1
         self._count_evictions(plan)
@@ -196,7 +201,7 @@ class FastForward(Duties):
             plan.num_evictions += count
             plan.evicted += pool.take_evicted()
 
-    @property
+    @cached_property
     def _decides_by_itself(self) -> bool:
         """No duty was overridden."""
         mine = type(self)

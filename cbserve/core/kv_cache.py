@@ -130,9 +130,8 @@ class KVCacheManager:
         Returns:
             Blocks that are findable now and were not before.
         """
-        host = self.coming_in.pop(seq.seq_id, None)
-        if host and self.host_pool is not None:
-            self.host_pool.free(host)
+        if self.host_pool is not None:
+            self.host_pool.free(self.coming_in.pop(seq.seq_id, ()))
         if not self.enable_prefix_caching:
             return ()
         published: list[int] = []
@@ -158,10 +157,9 @@ class KVCacheManager:
     def forget(self, seq: Sequence) -> int:
         """Give back everything that `seq` holds, on the device and on the host. Returns how many device blocks."""
         count = self.free(seq)
-        for tables in (self.swapped, self.coming_in):
-            host = tables.pop(seq.seq_id, None)
-            if host and self.host_pool is not None:
-                self.host_pool.free(host)
+        if self.host_pool is not None:
+            for tables in (self.swapped, self.coming_in):
+                self.host_pool.free(tables.pop(seq.seq_id, ()))
         return count
 
     def swap_out(self, seq: Sequence, copies: Pairs) -> Pairs | None:

@@ -34,22 +34,22 @@ class Limits:
             return Reason("too_long_for_model", {"prompt": prompt, "limit": self.max_model_len})
         if params.n > self.batching.max_num_seqs:
             return Reason("too_many_samples", {"need": params.n, "slots": self.batching.max_num_seqs})
-        numbers: dict[str, int | float | str] = {"prompt": prompt}
         samples = params.n if self.batching.keeps_finished else 1
-        room = {"block_size": pool.block_size, "total": pool.num_blocks}
         budget = None if self.batching.chunked else self.batching.max_num_batched_tokens
         # The prompt alone: max_tokens has no part in it, and None would be capped below 1.
         if (need := self.kv.blocks_for(prompt)) > pool.num_blocks:
-            return Reason("prompt_too_long_for_pool", numbers | room | {"need": need})
+            room = {"need": need, "block_size": pool.block_size, "total": pool.num_blocks}
+            return Reason("prompt_too_long_for_pool", {"prompt": prompt, **room})
         if budget is not None and prompt > budget:
-            return Reason("prompt_too_long_for_step", numbers | {"budget": budget})
+            return Reason("prompt_too_long_for_step", {"prompt": prompt, "budget": budget})
         max_tokens = self.max_tokens(request)
-        numbers["max_tokens"] = max_tokens
         longest = prompt + max_tokens - 1  # the last sampled token needs no K and V
         if (need := self.kv.blocks_for(longest) * samples) > pool.num_blocks:
-            return Reason("too_long_for_pool", numbers | room | {"need": need})
+            room = {"need": need, "block_size": pool.block_size, "total": pool.num_blocks}
+            return Reason("too_long_for_pool", {"prompt": prompt, "max_tokens": max_tokens, **room})
         if budget is not None and longest > budget:
-            return Reason("too_long_for_step", numbers | {"need": longest, "budget": budget})
+            numbers = {"prompt": prompt, "max_tokens": max_tokens, "need": longest, "budget": budget}
+            return Reason("too_long_for_step", numbers)
         return None
 
     def max_tokens(self, request: Request) -> int:

@@ -1,11 +1,13 @@
 """What one iteration does (`StepPlan`) and what came of it (`StepResult`): plain values, picklable, complete.
 
-An executor needs nothing else, and cannot reach into the scheduler.
+An executor needs nothing else, and cannot reach into the scheduler. Nobody changes a value that was handed on; those
+made in every step are not frozen, because that makes them twice as dear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -85,7 +87,7 @@ class Row:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Steady:
     """Rows that are not told one by one: decodes that were in the step before and go on, one token each.
 
@@ -99,7 +101,7 @@ class Steady:
     left: tuple[int, ...] = ()  # seq_ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admission:
     seq_id: int
     request_id: str
@@ -109,7 +111,7 @@ class Admission:
     num_swapped_blocks: int = 0  # brought back from the host pool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preemption:
     seq_id: int
     request_id: str
@@ -122,7 +124,7 @@ class Preemption:
     num_swapped_blocks: int = 0  # blocks of it that this plan copies to the host
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Blocked:
     """The first in the queue was not admitted, and why."""
 
@@ -164,7 +166,7 @@ class StepPlan:
         return sum(row.end for row in self.rows) + (self.steady.context_len if self.steady else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ramp:
     """Durations of steps in a row that differ in lengths only: arithmetic progressions, one after the other.
 
@@ -187,18 +189,19 @@ class Ramp:
             count -= n
         return seconds
 
-    def until(self, seconds: float) -> int:
-        """After how many steps at least `seconds` have passed; all of them when they are too short."""
-        low, high = 1, self.count
-        if self.total(high) <= seconds:
-            return high
-        while low < high:
-            middle = (low + high) // 2
-            if self.total(middle) >= seconds:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def run(self, start_s: float, until_s: float = math.inf) -> tuple[int, float]:
+        """The steps from `start_s` on, up to the one in which `until_s` is reached: how many, and when the last ends.
+
+        Added up one by one, as by a clock that lives through each, so that both see an arrival after the same step.
+        """
+        count, end_s = 0, start_s
+        for length, first, increment in self.segments:
+            for i in range(length):
+                end_s += first + increment * i
+                if end_s >= until_s:
+                    return count + i + 1, end_s
+            count += length
+        return count, end_s
 
     def cut(self, count: int) -> Ramp:
         """The first `count` steps."""
@@ -210,11 +213,9 @@ class Ramp:
             count -= n
         return Ramp(tuple(segments))
 
-    def durations(self) -> Iterator[float]:
+    def durations(self) -> list[float]:
         """Seconds of each step."""
-        for length, first, increment in self.segments:
-            for i in range(length):
-                yield first + increment * i
+        return [first + increment * i for length, first, increment in self.segments for i in range(length)]
 
 
 @dataclass(slots=True)

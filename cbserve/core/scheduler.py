@@ -6,7 +6,7 @@ It asks its duties (see `duties.py`) for decisions, carries them out, and refuse
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,14 @@ class Padding:
     lease: Lease
 
 
-def _each(name: str, decided: Any) -> Iterable[Any]:
+def _each(name: str, decided: Any) -> Iterator[Any]:
     """What a duty decided, which must be a list or a generator: a forgotten `return` gives None."""
-    if not isinstance(decided, Iterable):
-        raise SchedulerError(f"{name} returned {decided!r}; it must return a list or yield; an empty list is nobody")
-    return decided
+    try:
+        return iter(decided)
+    except TypeError:
+        raise SchedulerError(
+            f"{name} returned {decided!r}; it must return a list or yield; an empty list is nobody"
+        ) from None
 
 
 def _require_sequence(name: str, seq: Any) -> None:
@@ -164,9 +167,11 @@ class Scheduler(FastForward):
     def schedule(self, now_s: float) -> StepPlan:
         """Plan one iteration."""
         plan, budget = StepPlan(self._step), self.batching.max_num_batched_tokens or UNLIMITED
-        step = Step(plan, now_s, budget, budget, was_idle=not (self.running or self.padding))
+        step = Step(plan, now_s, budget, budget, not (self.running or self.padding))
         if self.cruise is not None:
             self._cruise(self.cruise, step)
+            if plan.steady is not None and not step.loose and not len(self.policy):  # nothing is left to decide
+                return self._finish_plan(step)
         decodes_wait = any(not seq.is_prefilling for seq in self.running)
         for name in self.batching.duties(self._prefill_streak if decodes_wait else 0):
             if name == duty.DISPLACE:
@@ -179,8 +184,6 @@ class Scheduler(FastForward):
                 break  # prefill first: decodes wait for a step without prefills
             elif name != duty.ADMIT:
                 self._grow_all(name, step)
-        is_prefill = any(row.is_prefill for row in step.rows.values())
-        self._prefill_streak = self._prefill_streak + 1 if is_prefill else 0
         return self._finish_plan(step)
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> StepUpdate:
@@ -192,13 +195,27 @@ class Scheduler(FastForward):
             )
         changed = StepUpdate()
         if plan.steady is not None and self.cruise is not None:
-            changed.published += self._publish(self.cruise)
-            for member in self.cruise.ending(result.ended):
-                self.cruise.leave(member.seq)
-                if (last := result.ended.get(member.seq.seq_id)) is not None:
-                    member.seq.output_token_ids[-1] = last
-                self.stop_checker.check(member.seq)
-                changed.finished.append(member.seq)
+            self._steady_done(self.cruise, result, changed)
+        if plan.rows:
+            self._rows_done(plan, result, changed)
+        for key in result.completions:
+            self.complete(key)
+        if changed.finished or self.cruise is None:  # its own duty names only those that have just finished
+            for seq in list(_each("retire", self.retire())):
+                changed.left += self._retire(seq)
+        return changed
+
+    def _steady_done(self, cruise: Cruise, result: StepResult, changed: StepUpdate) -> None:
+        changed.published += self._publish(cruise)
+        for member in cruise.ending(result.ended):
+            seq = member.seq
+            cruise.leave(seq)
+            if (last := result.ended.get(seq.seq_id)) is not None:
+                seq.output_token_ids[-1] = last
+            self.stop_checker.check(seq)
+            changed.finished.append(seq)
+
+    def _rows_done(self, plan: StepPlan, result: StepResult, changed: StepUpdate) -> None:
         logprobs = result.logprobs or [None] * len(plan.rows)
         for row, sampled, row_logprobs in zip(plan.rows, result.sampled, logprobs, strict=True):
             seq = self._by_id.get(row.seq_id)
@@ -220,19 +237,13 @@ class Scheduler(FastForward):
                 if sample.is_finished:
                     changed.finished.append(sample)
             self.policy.served(seq, len(row.token_ids))
-        for key in result.completions:
-            self.complete(key)
-        if changed.finished or self.cruise is None:  # its own duty names only those that have just finished
-            for seq in list(_each("retire", self.retire())):
-                changed.left += self._retire(seq)
-        return changed
 
     # ---- carrying decisions out ---------------------------------------------------------------------------------
 
     def _grow_all(self, name: str, step: Step) -> None:
-        steady = self.cruise.members if self.cruise is not None else ()
-        loose = [seq for seq in self.running if seq.seq_id not in steady] if steady else self.running
-        for seq in self.policy.order(loose):  # most urgent first, so that victims are not yet in the step
+        for seq in self.policy.order(
+            self.running if step.loose is None else step.loose
+        ):  # most urgent first, so that victims are not yet in the step
             if seq.state is not SequenceState.RUNNING or seq.seq_id in step.rows:
                 continue
             if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (
@@ -272,15 +283,15 @@ class Scheduler(FastForward):
         _require_sequence("admit", seq)
         if seq not in self.policy:
             raise SchedulerError(f"admit returned {seq!r}, which is not waiting; return sequences of `policy`")
-        reason = self.blocked(seq, step)
-        if reason is not None:
+        if not self._decides_by_itself and (reason := self.blocked(seq, step)) is not None:
             raise SchedulerError(f"admit returned {seq!r}, which has no room: {reason}; stop before it")
         if len(self.free_slots) < seq.pending_samples:  # `blocked` looks too, unless a subclass says otherwise
             raise SchedulerError(
                 f"{seq!r} needs {seq.pending_samples} slots, {len(self.free_slots)} are free; let it wait"
             )
         self.policy.remove(seq)
-        step.reserved_blocks += self.most_blocks(seq)
+        if self.batching.keeps_finished:
+            step.reserved_blocks += self.most_blocks(seq)
         swaps, num_cached = self.kv.admit(seq)
         step.plan.swap_ins += swaps
         slots = [heapq.heappop(self.free_slots) for _ in range(seq.pending_samples)]
@@ -359,8 +370,10 @@ class Scheduler(FastForward):
         plan = step.plan
         if plan.preemptions and len(self.policy) and plan.blocked is None and (first := self.policy.peek()):
             plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
-        plan.rows = [*step.rows.values(), *(padding.row for padding in self.padding)] if step.rows else []
-        plan.copies = [pair for pairs in step.copies.values() for pair in pairs]
+        if step.rows:
+            plan.rows = [*step.rows.values(), *[padding.row for padding in self.padding]]
+            plan.copies = [pair for pairs in step.copies.values() for pair in pairs]
+        self._prefill_streak = self._prefill_streak + 1 if any(row.is_prefill for row in plan.rows) else 0
         if self.cruise is not None and plan.steady is None:
             self._skipped = any(not s.is_prefilling and s.seq_id not in step.rows for s in self.running)
         plan.num_waiting = len(self.policy) + len(self.held)
@@ -406,16 +419,17 @@ class Scheduler(FastForward):
         left: list[tuple[Sequence, int]] = []
         if self.cruise is not None and seq.seq_id in self.cruise.members:
             self.cruise.leave(seq)
-        self.policy.remove(seq)
-        self.held.pop(seq.seq_id, None)
         if seq in self.running:
             self.running.remove(seq)
             if self.batching.keeps_finished and seq.num_computed_tokens:
                 self._pad(seq)
             else:
                 left.append((seq, self._release_slot(seq)))
-        elif seq.slot is not None:  # a learner's duty took it out of `running` by hand
-            left.append((seq, self._release_slot(seq)))
+        else:
+            self.policy.remove(seq)
+            self.held.pop(seq.seq_id, None)
+            if seq.slot is not None:  # a learner's duty took it out of `running` by hand
+                left.append((seq, self._release_slot(seq)))
         self.kv.forget(seq)
         seq.state = SequenceState.FINISHED
         del self._by_id[seq.seq_id]

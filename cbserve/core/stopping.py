@@ -72,6 +72,8 @@ def visible_text(seq: Sequence, num_sent: int) -> tuple[str, int]:
 
     While it runs, bytes that may yet be cut by a stop string, or that end within a UTF-8 character, are held back.
     """
+    if len(seq.output_bytes) == num_sent:
+        return "", num_sent
     if seq.is_finished:
         data = bytes(seq.output_bytes[num_sent : seq.text_end])
         return data.decode(errors="replace"), num_sent + len(data)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
+from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, no_beginning, percentile, slots_of
@@ -128,7 +128,7 @@ class RunFold:
     _num_padding: int = 0
     _num_occupied: int = 0
     _arrivals: dict[str, float] = field(default_factory=dict)
-    _open: Counter[str] = field(default_factory=Counter)  # unfinished samples of a request
+    _open: dict[str, int] = field(default_factory=dict)  # unfinished samples of a request
     _live: dict[int, _Live] = field(default_factory=dict)
     _gaps_s: array[float] = field(default_factory=lambda: array("d"))
     _gap_counts: array[int] = field(default_factory=lambda: array("q"))
@@ -138,61 +138,94 @@ class RunFold:
 
     def add(self, event: Event) -> None:
         """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
+        take = _TAKES.get(type(event))
+        if take is None:
+            return
         try:
-            if isinstance(event, StepEvent):
-                self._add_step(event)
-            elif isinstance(event, Arrived):
-                self.num_requests += 1
-                self.num_prompt_tokens += event.num_prompt_tokens
-                self.first_arrival_s = min(self.first_arrival_s, event.time_s)
-                self._arrivals[event.request_id] = event.time_s
-                self._open[event.request_id] = event.num_samples
-            elif isinstance(event, Admitted):
-                if not event.resumed or event.seq_id not in self._live:
-                    arrival = self._arrivals[event.request_id]
-                    self._live[event.seq_id] = _Live(arrival, event.time_s)
-            elif isinstance(event, Finished):
-                self._add_end(event)
-            elif isinstance(event, Forked):
-                parent = self._live[event.parent_id]
-                self._live[event.seq_id] = _Live(
-                    parent.arrival_s, parent.admitted_s, self._last_end_s, self._last_end_s, num_tokens=1
-                )
-            elif isinstance(event, Preempted):
-                self.num_preemptions += 1
-                self._catch_up(self._live[event.seq_id])
-                self._live[event.seq_id].told = -1
-            elif isinstance(event, Refused):
-                self.num_refused += 1
-                self._arrivals.pop(event.request_id, None)
+            take(self, event)
         except KeyError as error:
             raise no_beginning(error) from error
 
-    def _add_step(self, step: StepEvent) -> None:
-        count, live, num_steady = step.count, self._live, step.num_steady
-        first_end, longest = step.end_s, 0.0
+    def _arrived(self, event: Arrived) -> None:
+        self.num_requests += 1
+        self.num_prompt_tokens += event.num_prompt_tokens
+        self.first_arrival_s = min(self.first_arrival_s, event.time_s)
+        self._arrivals[event.request_id] = event.time_s
+        self._open[event.request_id] = event.num_samples
+
+    def _refused(self, event: Refused) -> None:
+        self.num_refused += 1
+        self._arrivals.pop(event.request_id, None)
+
+    def _admitted(self, event: Admitted) -> None:
+        if not event.resumed or event.seq_id not in self._live:
+            self._live[event.seq_id] = _Live(self._arrivals[event.request_id], event.time_s)
+
+    def _forked(self, event: Forked) -> None:
+        parent = self._live[event.parent_id]
+        self._live[event.seq_id] = _Live(
+            parent.arrival_s, parent.admitted_s, self._last_end_s, self._last_end_s, num_tokens=1
+        )
+
+    def _preempted(self, event: Preempted) -> None:
+        self.num_preemptions += 1
+        self._catch_up(self._live[event.seq_id])
+        self._live[event.seq_id].told = -1
+
+    def _computed(self, step: StepEvent) -> None:
+        count, num_steady, seconds = step.count, step.num_steady, step.end_s - step.start_s
+        later: list[float] = []  # seconds of the steps after the first
+        first_end = step.end_s
         if count > 1:
             first, *later = Ramp(step.ramp).durations()
-            first_end, longest = step.start_s + first, max(later)
-        if self._num_steady_events and num_steady:
-            for row in step.rows:
-                if row.kind != "padding":
-                    self._catch_up(live[row.seq_id])
-        elif self._num_steady_events:  # the group breaks up, and some of it may get no row in this step
-            for sequence in live.values():
-                self._catch_up(sequence)
-                sequence.told = -1
+            first_end = step.start_s + first
+        longest = max(later, default=0.0)
+        if self._num_steady_events:
+            self._regroup(step)
         if num_steady:
             gap = first_end - self._last_end_s
             self._num_steady_events += 1
             self._peak(max(gap, longest))
+            self._gaps_s.append(gap)
+            self._gap_counts.append(num_steady)
         else:
-            gap = 0.0
             self._num_steady_events = 0
             self._peaks.clear()
-        gaps: dict[float, int] = {gap: num_steady} if num_steady else {}
         sampled = occupied = num_steady
-        padding = 0
+        if step.rows:
+            given, held, padding = self._add_rows(step, first_end, longest)
+            sampled, occupied = sampled + given, occupied + held
+            self._num_padding += padding * count
+        if later and sampled:
+            self._gaps_s.extend(later)
+            self._gap_counts.extend([sampled] * (count - 1))
+        self.num_steps += count
+        self.num_output_tokens += sampled * count
+        self._num_rows += (len(step.rows) + num_steady) * count
+        self._num_occupied += occupied * count
+        self._last_end_s = self.end_s = step.end_s
+        self.busy_s += seconds
+        first_used = step.num_used_blocks
+        last_used = max(first_used, step.last_used_blocks)
+        self.used_block_s += (first_used + last_used) / 2 * seconds
+        if last_used > self.peak_used_blocks:
+            self.peak_used_blocks = last_used
+
+    def _regroup(self, step: StepEvent) -> None:
+        """There were steady rows until now: what they got is written down for those that are none of them any more."""
+        if step.num_steady:
+            for row in step.rows:
+                if row.kind != "padding":
+                    self._catch_up(self._live[row.seq_id])
+        else:  # the group breaks up, and some of it may get no row in this step
+            for sequence in self._live.values():
+                self._catch_up(sequence)
+                sequence.told = -1
+
+    def _add_rows(self, step: StepEvent, first_end: float, longest: float) -> tuple[int, int, int]:
+        """How many tokens the rows were given in a step, how many slots they held unfinished, how many are padding."""
+        sampled = occupied = padding = 0
+        gaps: dict[float, int] = {}
         for row in step.rows:
             if row.kind == "padding":
                 padding += 1
@@ -202,7 +235,7 @@ class RunFold:
             if not given:
                 continue
             sampled += given
-            sequence = live[row.seq_id]
+            sequence = self._live[row.seq_id]
             if sequence.num_tokens:
                 gap = first_end - sequence.last_s
                 gaps[gap] = gaps.get(gap, 0) + 1
@@ -213,29 +246,18 @@ class RunFold:
             if longest > sequence.longest_gap_s:
                 sequence.longest_gap_s = longest
             sequence.last_s = step.end_s
-            sequence.num_tokens += count
+            sequence.num_tokens += step.count
             sequence.told = self._num_steady_events
         self._gaps_s.extend(gaps)
         self._gap_counts.extend(gaps.values())
-        if count > 1 and sampled:
-            self._gaps_s.extend(later)
-            self._gap_counts.extend([sampled] * (count - 1))
-        self.num_steps += count
-        self.num_output_tokens += sampled * count
-        self._num_rows += (len(step.rows) + num_steady) * count
-        self._num_padding += padding * count
-        self._num_occupied += occupied * count
-        self._last_end_s = self.end_s = step.end_s
-        self.busy_s += step.end_s - step.start_s
-        last_used = max(step.num_used_blocks, step.last_used_blocks)
-        self.used_block_s += (step.num_used_blocks + last_used) / 2 * (step.end_s - step.start_s)
-        self.peak_used_blocks = max(self.peak_used_blocks, last_used)
+        return sampled, occupied, padding
 
     def _peak(self, gap: float) -> None:
         """Keep only gaps that no later one exceeds: the longest since any event is then the first one behind it."""
-        while self._peaks and self._peaks[-1][1] <= gap:
-            self._peaks.pop()
-        self._peaks.append((self._num_steady_events, gap))
+        peaks = self._peaks
+        while peaks and peaks[-1][1] <= gap:
+            peaks.pop()
+        peaks.append((self._num_steady_events, gap))
 
     def _catch_up(self, sequence: _Live) -> None:
         """It was among the steady rows of every step since it was told, if there were any."""
@@ -244,7 +266,7 @@ class RunFold:
             sequence.longest_gap_s = max(sequence.longest_gap_s, self._peaks[index][1])
             sequence.last_s = self._last_end_s
 
-    def _add_end(self, event: Finished) -> None:
+    def _finished(self, event: Finished) -> None:
         sequence = self._live.pop(event.seq_id, None)
         arrival = self._arrivals[event.request_id]
         self._open[event.request_id] -= 1
@@ -325,6 +347,12 @@ class RunFold:
             num_preemptions=self.num_preemptions,
             peak_used_blocks=self.peak_used_blocks,
         )
+
+
+_TAKES: dict[type[Event], Callable[[RunFold, Any], None]] = {
+    Arrived: RunFold._arrived, Refused: RunFold._refused, Admitted: RunFold._admitted, Preempted: RunFold._preempted,
+    StepEvent: RunFold._computed, Forked: RunFold._forked, Finished: RunFold._finished,
+}  # fmt: skip
 
 
 def weighted_percentile(values: Sequence[float], counts: Sequence[int], q: float) -> float:

@@ -14,6 +14,7 @@ num_swaps, count, ramp, last_used_blocks, num_steady | one iteration, or `count`
 | `finished` | time_s, step, request_id, seq_id, reason, stop_reason, num_output_tokens | its answer is complete |
 | `left` | time_s, step, request_id, seq_id, slot | its slot and blocks are free (static: after `finished`) |
 
+Nobody changes an event; they are not frozen, because that makes them twice as dear, and a simulation makes millions.
 Times are seconds on the engine's clock. A `step` of n means: the n-th iteration. A step's tokens are known at `end_s`.
 """
 
@@ -47,12 +48,12 @@ class StepRow(NamedTuple):
     context_len: int  # tokens in the KV cache after the step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     type: ClassVar[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrived(Event):
     type: ClassVar[str] = "arrived"
     time_s: float
@@ -64,7 +65,7 @@ class Arrived(Event):
     num_samples: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refused(Event):
     type: ClassVar[str] = "refused"
     time_s: float
@@ -72,7 +73,7 @@ class Refused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted(Event):
     type: ClassVar[str] = "admitted"
     time_s: float
@@ -85,7 +86,7 @@ class Admitted(Event):
     num_swapped_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockedEvent(Event):
     type: ClassVar[str] = "blocked"
     time_s: float
@@ -96,7 +97,7 @@ class BlockedEvent(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preempted(Event):
     type: ClassVar[str] = "preempted"
     time_s: float
@@ -111,7 +112,7 @@ class Preempted(Event):
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PagesEvent(Event):
     """What is new in the block tables; `core.pages` folds it, with `forked` and `left`, to the state of every block.
 
@@ -130,7 +131,7 @@ class PagesEvent(Event):
     findable: tuple[int, ...] = ()  # blocks whose content can be found from now on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepEvent(Event):
     type: ClassVar[str] = "step"
     step: int
@@ -181,7 +182,7 @@ class StepEvent(Event):
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forked(Event):
     type: ClassVar[str] = "forked"
     time_s: float
@@ -193,7 +194,7 @@ class Forked(Event):
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished(Event):
     type: ClassVar[str] = "finished"
     time_s: float
@@ -205,7 +206,7 @@ class Finished(Event):
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left(Event):
     type: ClassVar[str] = "left"
     time_s: float

@@ -42,8 +42,13 @@ class SimulatedExecutor:
         self._next: list[tuple[int, int]] = []  # a heap of the same; those that left stay until they surface
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sampled = [self._sampled(row) if row.num_samples else [] for row in plan.rows]
-        result = StepResult(sampled, duration_s=self.cost(plan))
+        result = self.answer(plan)
+        result.duration_s = self.cost(plan)
+        return result
+
+    def answer(self, plan: StepPlan) -> StepResult:
+        """See `engine.ForeseeingExecutor`."""
+        result = StepResult([self._sampled(row) if row.num_samples else [] for row in plan.rows])
         if plan.steady is not None:
             result.ended = self._ended(plan.steady)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -187,10 +188,13 @@ def test_a_ramp_adds_up(segments, data):
     count = data.draw(st.integers(1, len(durations)))
     assert ramp.count == len(durations) and ramp.total(count) == pytest.approx(sum(durations[:count]))
     assert list(ramp.cut(count).durations()) == durations[:count]
-    seconds = data.draw(st.floats(0, 2 * sum(durations)))
-    until = ramp.until(seconds)
-    assert until == ramp.count or ramp.total(until) >= seconds
-    assert until == 1 or ramp.total(until - 1) < seconds
+    start, until = data.draw(st.floats(0, 10)), data.draw(st.floats(0, 10 + 2 * sum(durations)))
+    ends = list(accumulate(durations, initial=start))
+    num_steps, end = ramp.run(start, until)
+    assert end == ends[num_steps] == pytest.approx(start + ramp.total(num_steps))
+    assert num_steps == ramp.count or end >= until
+    assert num_steps == 1 or ends[num_steps - 1] < until
+    assert ramp.run(start) == (ramp.count, ends[-1])
 
 
 def test_who_was_refused_asks_again_before_others_decode_on():
