@@ -84,7 +84,8 @@ def simulate(
         num_blocks, block_size: the KV pool; `kv_capacity` says how many blocks a GPU has room for.
         batching, policy, scheduler: as for `LLM`; `scheduler` is a class, so that a learner's duties run.
         preemption, num_host_blocks: "swap" needs a host pool.
-        max_tokens: what each request asks for at most; None: as much as the engine allows.
+        max_tokens: what each request asks for at most; None: as much as the engine allows. A static batch reserves room
+            for that, so with None a pool has room for few requests at a time, often one.
         keep_trace: False: only the numbers are kept, for a million requests.
         trace_path: write the events to this file as they happen (JSON lines; `Trace.load` reads it).
         fast_forward: False lives through every step, for comparison, and records block tables too.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -108,13 +108,25 @@ def paced(workload: Workload, llm: LLM, calibration: Calibration, rate: float | 
     return replace(workload, jobs=jobs, note=f"{workload.note}; Poisson arrivals, {rate:.3g} requests a second")
 
 
+class _AskedAsRun(Workload):
+    """Each job allows as many tokens as its answer has, as in `run`: by that a static batch reserves its blocks."""
+
+    def requests(self, max_tokens: int | None = None) -> Iterator[Request]:
+        for index, job in enumerate(self.jobs):
+            yield job.request(str(index), SamplingParams(max_tokens=int(job.num_output_tokens), temperature=0))
+
+
 def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
-    """The workload through a scheduler with the settings of `llm`, in simulated time. Prompts share nothing, as in
-    `run`."""
+    """The workload through a scheduler with the settings of `llm`, in simulated time. As in `run`, prompts share
+    nothing, and each request allows exactly the tokens of its answer.
+
+    Raises:
+        InvalidRequestError: a request can never be served there.
+    """
     scheduler, kv = llm.scheduler, llm.scheduler.kv
     jobs = [replace(job, prompt=own_tokens(i, len(job.prompt))) for i, job in enumerate(workload.jobs)]
     simulation = simulate(
-        replace(workload, jobs=jobs),
+        _AskedAsRun(workload.name, jobs),
         calibration.cost(),
         kv.pool.num_blocks,
         kv.block_size,
@@ -178,7 +190,7 @@ def _run(workload: Workload, llm: LLM) -> Trace:
             Request(
                 str(index),
                 prompt,
-                SamplingParams(max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True),
+                SamplingParams(max_tokens=int(job.num_output_tokens), temperature=0, ignore_eos=True),
                 job.arrival_s,
             )
             for index, (prompt, job) in enumerate(zip(prompts, workload.jobs, strict=True))

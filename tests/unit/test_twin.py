@@ -70,9 +70,9 @@ class ByLength(Policy):
     "options",
     [
         {}, {"batching": StaticBatching(4)}, {"policy": ByLength()}, {"enable_prefix_caching": True},
-        {"num_blocks": 60, "policy": ByLength()},
+        {"num_blocks": 60, "policy": ByLength()}, {"batching": StaticBatching(4), "num_blocks": 60},
     ],
-    ids=["as it is", "static", "a policy", "prefix caching", "a small pool"],
+    ids=["as it is", "static", "a policy", "prefix caching", "a small pool", "static, a small pool"],
 )  # fmt: skip
 def test_all_at_once_the_real_engine_decides_as_predicted(calibration, options):
     """Who is admitted in which step, and when in steps an answer ends, does not depend on time then."""
