@@ -25,10 +25,10 @@ from cbserve.engine import Engine
 from cbserve.errors import CBServeError
 from cbserve.executors.swapping import faster_preemption
 from cbserve.executors.torch_executor import TorchExecutor
+from cbserve.hardware.capacity import CPU_KV_CACHE_BYTES, default_num_blocks
 from cbserve.models.weights import load_model
 from cbserve.outputs import RequestOutput
 
-CPU_KV_CACHE_BYTES = 512_000_000  # most that the default pool takes on a CPU
 CUDA_MEMORY_SHARE = 0.9  # of what is free when the weights are loaded
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
@@ -330,11 +330,10 @@ class LLM:
                     f"kv_cache_bytes={kv_cache_bytes}: one block takes {block_bytes}; give at least that"
                 )
             return kv_cache_bytes // block_bytes
-        wanted = max_num_seqs * -(-self.max_model_len // block_size)
         room = CPU_KV_CACHE_BYTES
         if self.device.type == "cuda":
             room = int(torch.cuda.mem_get_info(self.device)[0] * CUDA_MEMORY_SHARE)
-        chosen = max(1, min(wanted, room // block_bytes))
+        chosen = default_num_blocks(room, block_bytes, block_size, max_num_seqs, self.max_model_len)
         if verbose:
             print(
                 f"KV pool: {chosen} blocks of {block_size} tokens, {chosen * block_bytes / 1e6:.0f} MB "

@@ -10,6 +10,16 @@ from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import ModelShape, model_shape
 
 GB = 1e9
+CPU_KV_CACHE_BYTES = 512_000_000  # most that the engine's default pool takes on a CPU
+
+
+def default_num_blocks(
+    room_bytes: float, block_bytes: int, block_size: int, max_num_seqs: int, max_model_len: int | None
+) -> int:
+    """Blocks of the pool that an engine makes when nobody says how many: enough for `max_num_seqs` requests of
+    `max_model_len` tokens (None: not known, so no limit), and never more than `room_bytes` hold; at least 1."""
+    room = int(room_bytes // block_bytes)
+    return max(1, room if max_model_len is None else min(max_num_seqs * -(-max_model_len // block_size), room))
 
 
 @dataclass(frozen=True)

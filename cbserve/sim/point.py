@@ -12,7 +12,6 @@ from typing import Any
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.policies import FCFS, Policy, Priority
-from cbserve.hardware.capacity import KVCapacity, kv_capacity, peak_activation_bytes
 from cbserve.outputs import RequestOutput
 from cbserve.sim.device import Device, device_of
 from cbserve.sim.settings import Settings
@@ -35,7 +34,7 @@ class Point:
     device: Device
     batching: Batching
     num_blocks: int
-    capacity: KVCapacity | None  # None: the number of blocks was given
+    room: str  # where the number of blocks comes from
     max_tokens: int | None
 
     def run(
@@ -88,15 +87,7 @@ class Point:
     def _memory(self) -> str:
         size = self.settings.block_size
         room = f"{self.num_blocks:,} blocks of {size} = {self.num_blocks * size:,} tokens"
-        if self.capacity is None:
-            return f"KV cache: {room}, as given."
-        gb = [f"{value / 1e9:.3g}" for value in (
-            self.capacity.utilization * self.capacity.gpu.memory_bytes, self.capacity.weights_bytes,
-            self.capacity.activation_bytes,
-        )]  # fmt: skip
-        return (
-            f"KV cache: {room}, from {gb[0]} GB usable - {gb[1]} GB of weights - {gb[2]} GB of activations (estimated)."
-        )
+        return f"KV cache: {room}, {self.room}."
 
     def _traffic(self) -> str:
         workload = self.workload
@@ -116,7 +107,6 @@ def prepare(settings: Settings) -> Point:
             arithmetic); the rate cannot be scaled.
     """
     device = device_of(settings)
-    model, dtype_bytes = device.cost.model, device.cost.dtype_bytes
     budget, rows = CHUNK.get(settings.batching, 2048), MAX_NUM_SEQS
     batching: Batching
     if settings.batching == "static":
@@ -130,23 +120,14 @@ def prepare(settings: Settings) -> Point:
             max_num_seqs=rows,
             max_num_batched_tokens=budget,
         )
-    capacity = None
-    if settings.num_blocks is None:
-        capacity = kv_capacity(
-            model,
-            device.gpu(),
-            settings.utilization or UTILIZATION,
-            peak_activation_bytes(model, budget, rows, dtype_bytes),
-            dtype_bytes,
-            block_size=settings.block_size,
-        )
+    num_blocks, room = settings.num_blocks, "as given"
+    if num_blocks is None:
+        num_blocks, room = device.room(settings.utilization or UTILIZATION, budget, rows, settings.block_size)
     workload = workload_of(settings)
     max_tokens = settings.max_tokens
     if max_tokens is None and settings.batching == "static":  # else a batch would reserve the whole pool for one
         max_tokens = max(job.num_output_tokens for job in workload.jobs)
-    num_blocks = settings.num_blocks if capacity is None else capacity.num_blocks
-    assert num_blocks is not None
-    return Point(settings, workload, device, batching, num_blocks, capacity, max_tokens)
+    return Point(settings, workload, device, batching, num_blocks, room, max_tokens)
 
 
 def workload_of(settings: Settings) -> Workload:

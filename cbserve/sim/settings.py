@@ -111,7 +111,12 @@ class Settings:
     )
     swap_space: float | None = _option(positive, None, "GiB of host memory for swapped blocks (4)")
     utilization: float | None = _option(share, None, "share of the GPU's memory that may be used (0.9)")
-    num_blocks: int | None = _option(count, None, "blocks of the KV cache, instead of what the GPU has room for")
+    num_blocks: int | None = _option(
+        count,
+        None,
+        "blocks of the KV cache (what the GPU has room for; --gpu this on a CPU: "
+        "the engine's default, --max-num-seqs requests of the model's length or 512 MB, whichever is less)",
+    )
     block_size: int = _option(count, 16, "tokens of a block")
     eff_compute: float | None = _option(share, None, "share of the GPU's FLOPs that is reached (0.72)")
     eff_memory: float | None = _option(share, None, "share of its memory bandwidth that is reached (0.65)")
@@ -126,7 +131,7 @@ class Settings:
         mute = {
             "workload": with_trace, "requests": with_trace, "seed": with_trace, "batch_size": not static,
             "chunk": static, "max_num_seqs": static, "swap_space": self.preemption != "swap",
-            "utilization": self.num_blocks is not None,
+            "utilization": self.num_blocks is not None or self.gpu == "this",
         }  # fmt: skip
         return [name for name, is_mute in mute.items() if is_mute and getattr(self, name) is not None]
 
@@ -140,7 +145,8 @@ class Settings:
         partners = {
             "workload": "--trace; give one of the two", "requests": "--trace; take --limit", "seed": "--trace",
             "batch_size": f"--batching {self.batching}, only with static; take --max-num-seqs",
-            "chunk": "--batching static, which packs whole prompts", "utilization": "--num-blocks",
+            "chunk": "--batching static, which packs whole prompts",
+            "utilization": "--gpu this; take --num-blocks" if self.num_blocks is None else "--num-blocks",
             "max_num_seqs": "--batching static; take --batch-size", "swap_space": "--preemption recompute",
         }  # fmt: skip
         raise CBServeError(f"{flag_of(name)} has no effect with {partners[name]}")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,11 @@ def test_this_machine_is_as_it_was_calibrated(
     assert "cbserve calibrate" in capsys.readouterr().err
     values = {"eff_compute": 0.5, "eff_memory": 0.25, "overhead_s": 0.002, "overlap": 0.0}
     model = model_shape("qwen2.5-0.5b")
-    Calibration(model, "a small box", 100e9, 10e9, values, dict.fromkeys(values, 0.0), "2026-01-02T03:04:05Z").save()
+    calibration = Calibration(
+        model, "a small box", 100e9, 10e9, values, dict.fromkeys(values, 0.0), "2026-01-02T03:04:05Z",
+        environment={"threads": 2, "max_model_len": 2048},
+    )  # fmt: skip
+    calibration.save()
     for more, said in (
         ([], "Qwen2.5-0.5B on a small box takes the longer of FLOPs / (0.1 TFLOP/s x 0.5)"),
         (["--overhead", "0.5"], "plus 500 ms"),
@@ -82,8 +87,27 @@ def test_this_machine_is_as_it_was_calibrated(
     ):
         assert cli.main([*here, *more]) == 0
         assert said in capsys.readouterr().out
-    assert cli.main(here[:-2]) == 2
-    assert "give --num-blocks" in capsys.readouterr().err
+    assert cli.main([*here, "--utilization", "0.5"]) == 2 and "--utilization" in capsys.readouterr().err
+    assert cli.main([*here[:-2], "--utilization", "0.5"]) == 2 and "--num-blocks" in capsys.readouterr().err
+    block_bytes = model.block_bytes(16, 2)
+    for about, more, num_blocks, said in (
+        ({"threads": 2, "max_model_len": 2048}, [], 512_000_000 // block_bytes, "256 requests x 2,048 tokens and 512"),
+        ({"threads": 2, "max_model_len": 2040}, ["--max-num-seqs", "3"], 3 * 128, "3 requests x 2,040 tokens and 512"),
+        ({"threads": 2, "max_model_len": 800}, ["--batching", "static"], 32 * 50, "32 requests x 800 tokens and 512"),
+        ({"threads": 2}, [], 512_000_000 // block_bytes, "the engine's default on a CPU: 512 MB;"),
+        (
+            {"threads": 2, "max_model_len": 16}, ["--model", "llama-3.1-8b"],
+            512_000_000 // model_shape("llama-3.1-8b").block_bytes(16, 2), "on a CPU: 512 MB;",
+        ),
+    ):  # fmt: skip
+        replace(calibration, environment=about).save()
+        assert cli.main([*here[:-2], *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["numbers"]["num_blocks"] == num_blocks and said in " ".join(found["assumptions"])
+    for about in ({}, {"threads": 0, "max_model_len": 2048}):  # of a GPU, or another engine's
+        replace(calibration, environment=about).save()
+        assert cli.main(here[:-2]) == 2
+        assert "give --num-blocks" in capsys.readouterr().err
 
 
 def test_swapping_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -84,6 +85,14 @@ def test_all_at_once_the_real_engine_decides_as_predicted(calibration, options):
         for trace in (predict(workload, llm, calibration), run(workload, llm))
     ]
     assert decisions[0] == decisions[1] and len(decisions[0]) >= 24
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 300])
+def test_a_simulation_of_this_machine_has_the_pool_that_the_engine_makes(home, calibration, capsys, max_num_seqs):
+    calibration.save()
+    assert main(["sim", "--gpu", "this", "--requests", "5", "--json", "--max-num-seqs", str(max_num_seqs)]) == 0
+    num_blocks = json.loads(capsys.readouterr().out)["numbers"]["num_blocks"]
+    assert num_blocks == LLM("tiny", max_num_seqs=max_num_seqs, verbose=False).scheduler.kv.pool.num_blocks
 
 
 def test_a_run_on_cpu_time_does_not_wait(tiny, calibration):
