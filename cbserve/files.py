@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cbserve.errors import CBServeError
@@ -11,6 +13,29 @@ from cbserve.errors import CBServeError
 def cache_folder() -> Path:
     """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`."""
     return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser()
+
+
+def temporary_beside(target: Path) -> Path:
+    """A hidden name beside `target`, for what this process writes of it. What killed processes left of it is removed;
+    what a living one is writing stays."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        pid = left.name[len(target.name) + 2 : -len(".tmp")]
+        if pid.isdecimal() and not _may_live(int(pid)):
+            with suppress(OSError):
+                left.unlink()
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def _may_live(pid: int) -> bool:
+    if os.name == "nt":
+        return pid == os.getpid()  # of another, Windows itself refuses to remove a file that is open
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
 
 
 def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeError]) -> None:
@@ -26,7 +51,7 @@ def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeErro
             # os.replace would put a regular file in a device's place
             kind = "a folder" if target.is_dir() else "no regular file"
             raise error(f"{target} is {kind}: nothing was written; give the path of a file")
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = temporary_beside(target)
         try:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, target)

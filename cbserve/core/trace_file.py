@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.core.trace import EVENT_TYPES, Event, PagesEvent, StepEvent, StepRow, TraceError
+from cbserve.files import temporary_beside
 
 FORMAT_VERSION = 2
 # By event: its fields that hold numbers.
@@ -54,7 +55,8 @@ def _plain(value: Any) -> int | float:
 class TraceWriter:
     """Writes events to a file as they happen, so that a run of a million requests needs no memory for its trace.
 
-    The file appears under its name when `close` is called: one that is cut short never stands there.
+    The file appears under its name when `close` is called: one that is cut short never stands there. What a killed
+    process left beside it is removed by the next writer of the same path.
 
     Raises:
         TraceError: the file cannot be written.
@@ -67,10 +69,10 @@ class TraceWriter:
             raise TraceError(f"cannot write to {path!r} ({error}); give the path of a file") from error
         if self._path.exists() and not self._path.is_file():
             raise TraceError(f"{self._path} is no regular file: nothing was written; give the path of a file")
-        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         self._count = 0
         first = header(meta)
         with self._errors():
+            self._temporary = temporary_beside(self._path)
             self._file = open(self._temporary, "w", encoding="utf-8")  # noqa: SIM115  (closed by `close` or `discard`)
         self._write(first)
 

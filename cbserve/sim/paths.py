@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cbserve.errors import CBServeError
+from cbserve.files import temporary_beside
 
 
 def require_writable(path: Path) -> None:
@@ -20,7 +21,7 @@ def require_writable(path: Path) -> None:
         raise CBServeError(f"{path} is no regular file; give the path of a file")
     if not path.parent.is_dir():
         raise CBServeError(f"{path}: there is no folder {path.parent}; make it first")
-    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe = temporary_beside(path)
     try:
         probe.touch()
         probe.unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Trace, TraceError
 from cbserve.errors import CBServeError
 from cbserve.hardware.roofline import Roofline
+from cbserve.sim.paths import require_writable
 from cbserve.simulation import simulate
 from cbserve.viz import page_map
 from cbserve.workloads.workload import Job, Workload
@@ -115,3 +118,48 @@ def test_a_trace_without_block_tables_draws_no_page_map() -> None:
     with pytest.raises(InvalidRequestError, match="fast_forward=False"):
         page_map(run.trace, 1)
     assert "free" not in page_map(simulate(WORK.first(3), COST, 100, fast_forward=False).trace, 1).title
+
+
+WRITES = """
+import sys, time
+from cbserve.core.trace_file import TraceWriter
+TraceWriter(sys.argv[1], {})
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def writer_of(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has begun to write `path`."""
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+WAYS = {
+    "a run": lambda path: simulate(WORK.first(3), COST, 1000, trace_path=path),
+    "save": lambda path: Trace().save(path),
+    "require_writable": require_writable,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["run.jsonl", "run[1]*.jsonl"])
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_stays(
+    tmp_path: Path, way: str, name: str
+) -> None:
+    path = tmp_path / name
+    with writer_of(path) as killed:
+        killed.kill()
+        killed.wait()
+        (left,) = tmp_path.iterdir()
+        with writer_of(path) as living:
+            other = tmp_path / left.name.replace(name, f"other-{name}")
+            other.write_text("of another target")
+            WAYS[way](path)
+            here = {file.name for file in tmp_path.iterdir()} - {name}
+            assert here == {left.name.replace(str(killed.pid), str(living.pid)), other.name}
