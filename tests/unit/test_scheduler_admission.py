@@ -261,3 +261,26 @@ def test_a_batching_that_makes_no_sense_is_refused(make, said):
 
 def test_the_most_slots_are_taken():
     assert ContinuousBatching(max_num_seqs=65_536).max_num_seqs == StaticBatching(65_536).max_num_seqs
+
+
+@pytest.mark.parametrize(
+    "batching", [StaticBatching(4), ContinuousBatching(max_num_seqs=4)], ids=["static", "continuous"]
+)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 40])
+def test_without_max_tokens_an_answer_may_be_as_long_as_the_longest_that_can_be_asked_for(
+    batching, n, num_blocks, num_prompt_tokens
+):
+    def served(max_tokens):
+        engine = make_engine(batching=batching, num_blocks=num_blocks)
+        return engine.run([Request("A", range(num_prompt_tokens), SamplingParams(max_tokens=max_tokens, n=n))])[0]
+
+    least, unlimited = served(1), served(None)
+    assert (unlimited.error is None) == (least.error is None)
+    if least.error is not None:
+        assert f"n={n}" in unlimited.error if num_prompt_tokens <= 16 * num_blocks else "prompt" in unlimited.error
+        return
+    (length,) = {len(sample.token_ids) for sample in unlimited.outputs}
+    assert served(length).error is None
+    assert served(length + 1).error is not None
