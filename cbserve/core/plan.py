@@ -47,8 +47,8 @@ REASONS = {
     "too_long_for_pool": "prompt {prompt} + max_tokens {max_tokens} need {need:block} of {block_size} tokens, the pool "
     "has {total}; lower max_tokens, shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
     "samples_too_long_for_pool": "static batching keeps room for prompt {prompt} + max_tokens {max_tokens} for each of "
-    "n={samples} samples: {need:block} of {block_size} tokens, the pool has {total}; lower n or max_tokens, shorten the "
-    "prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
+    "n={samples} samples: {need:block} of {block_size} tokens, the pool has {total}; lower n or max_tokens, shorten "
+    "the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
     "prompt_too_long_for_pool": "the prompt has {prompt:token} and needs {need:block} of {block_size} tokens, the pool "
     "has {total}; shorten the prompt or enlarge the pool (num_blocks, kv_cache_bytes)",
     "prompt_too_long_for_step": "the prompt has {prompt:token}, and a step computes at most {budget}; allow chunked "
