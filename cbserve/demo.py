@@ -66,9 +66,8 @@ def run(options: argparse.Namespace) -> int:
         measured[name] = serve(lengths, llm=llms[name], prompt_tokens=PROMPT_TOKENS)
         predicted[name] = summarize(serve(lengths, batching, prompt_tokens=PROMPT_TOKENS, step_time_s=times))
     found = {name: summarize(trace) for name, trace in measured.items()}
-    for name, trace in measured.items():
-        print(f"\n{name.capitalize()} batching, one row a slot, time to the right (/ = computed and thrown away):")
-        print(timeline_text(trace, width=options.width))
+    for trace in measured.values():
+        print(f"\n{timeline_text(trace, width=options.width)}")
     print()
     print(table(["", "static", "continuous"], _rows(lengths, slots, found, predicted)))
     gain = found["static"].makespan_s / found["continuous"].makespan_s
@@ -90,8 +89,8 @@ def _rows(
         ["steps, fewest possible", *(str(fewest[name]) for name in names)],
         ["steps, predicted", *(str(predicted[name].num_steps) for name in names)],
         ["steps, measured", *(str(found[name].num_steps) for name in names)],
-        ["slot utilisation, predicted", *(f"{predicted[name].slot_utilisation:.1%}" for name in names)],
-        ["slot utilisation, measured", *(f"{found[name].slot_utilisation:.1%}" for name in names)],
+        [f"utilisation of {slots} slots, predicted", *(f"{predicted[name].slot_utilisation:.1%}" for name in names)],
+        [f"utilisation of {slots} slots, measured", *(f"{found[name].slot_utilisation:.1%}" for name in names)],
         ["seconds, predicted", *(f"{predicted[name].makespan_s:.1f}" for name in names)],
         ["seconds, measured", *(f"{found[name].makespan_s:.1f}" for name in names)],
         ["tokens per second, measured", *(f"{found[name].tokens_per_s:.1f}" for name in names)],

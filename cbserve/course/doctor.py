@@ -158,7 +158,10 @@ def _torch(seen: Probe) -> list[Finding]:
     if seen.torch_error:
         text = f"{version} is installed but does not import: {seen.torch_error}"
         return [Finding("torch", "fault", text, _install(seen, "--force-reinstall torch"))]
-    findings = [Finding("torch", "ok", f"{version}, {seen.torch_threads} threads on {seen.cores} CPU cores")]
+    threads = f"{seen.torch_threads} thread" if seen.torch_threads == 1 else f"1 to {seen.torch_threads} threads"
+    chosen = "" if seen.torch_threads == 1 else ", as many as a short measurement finds fastest"
+    cores = f"{seen.cores} CPU core" + "s" * (seen.cores != 1)
+    findings = [Finding("torch", "ok", f"{version}; the engine takes {threads} on {cores}{chosen}")]
     if seen.torch_threads > seen.cores:
         text = f"{seen.torch_threads} threads share {seen.cores} cores, which slows every step"
         findings.append(Finding("threads", "note", text, f"set OMP_NUM_THREADS={seen.cores} before Python starts"))

@@ -177,6 +177,7 @@ def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
         "goodput_per_s": goodput,
         "goodput_share": None if goodput is None else goodput * summary.makespan_s / summary.num_requests,
         "slot_utilisation": _known(summary.slot_utilisation),
+        "num_slots": int(simulation.trace.meta["num_slots"]),
         "occupancy": _known(summary.occupancy),
         "kv_mean": fold.used_block_s / fold.busy_s / num_blocks if fold.busy_s else None,
         "kv_peak": summary.peak_used_blocks / num_blocks,

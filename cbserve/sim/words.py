@@ -28,7 +28,7 @@ def tables(found: dict[str, Any], slo: Limits) -> list[Table]:
         kept = f"{_of(found['goodput_per_s'], 'requests/s')}, {share(found['goodput_share'])} of all, kept {limits}"
         rows.append(("goodput", kept))
     rows += [
-        ("slot utilisation", share(found["slot_utilisation"])),
+        ("slot utilisation", f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots"),
         ("KV cache in use", f"{share(found['kv_mean'])} on the mean while busy, {share(found['kv_peak'])} at the peak"),
         ("preemptions", f"{found['preemptions']:,}"),
         ("refused", refused),

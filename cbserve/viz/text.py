@@ -7,7 +7,7 @@ import sys
 from itertools import groupby
 
 from cbserve.core.trace import Trace
-from cbserve.viz.findings import end_step, finding, num_slots, panel_heading, panel_numbers
+from cbserve.viz.findings import end_step, num_slots, panel_heading, panel_numbers
 from cbserve.viz.spans import Span, letters, order_of_arrival, spans
 from cbserve.viz.style import COLOURS, INKS
 
@@ -36,16 +36,19 @@ def timeline_text(trace: Trace, width: int = 100, color: bool | None = None) -> 
     margin = len(f"slot {slots - 1} ")
     columns = max(10, width - margin)
     each = max(1, -(-end // columns))
-    text = [f"{panel_heading(trace)}", finding([trace], True)]
+    text = [panel_heading(trace)]
     rows: dict[int, list[Span]] = {slot: [] for slot in range(slots)}
     for span in spans(trace):
         rows.get(span.slot, []).append(span)
+    drawn: set[str] = set()
     for slot, found in rows.items():
-        text.append(f"{f'slot {slot}':<{margin}}" + _row(found, end, each, signs, names, order, color))
+        row, chars = _row(found, end, each, signs, names, order, color)
+        text.append(f"{f'slot {slot}':<{margin}}{row}")
+        drawn.update(chars)
     text.append(" " * margin + _ruler(end, each))
     unit = "a column is one step" if each == 1 else f"a column is {each} steps"
     text.append(f"{large} {', '.join(lines)}; {unit}")
-    text.append(_key({span.kind for found in rows.values() for span in found}, signs, color))
+    text.append(_key(drawn, signs, color))
     if slots < num_slots(trace):
         text.append(f"{num_slots(trace) - slots} more slots not drawn; the numbers count all")
     return "\n".join(text)
@@ -67,7 +70,8 @@ def _row(
     names: dict[str, str],
     order: dict[str, int],
     color: bool,
-) -> str:
+) -> tuple[str, list[str]]:
+    """The line of one slot, and its characters without colour."""
     columns = -(-end // each)
     most: list[tuple[int, Span | None]] = [(0, None)] * columns
     for span in found:
@@ -91,7 +95,7 @@ def _row(
     for paint, group in groupby(zip(painted, chars, strict=True), key=lambda pair: pair[0]):
         text = "".join(char for _, char in group)
         out.append(f"{paint}{text}\x1b[0m" if paint else text)
-    return "".join(out)
+    return "".join(out), chars
 
 
 def _paint(index: int, kind: str) -> str:
@@ -102,21 +106,19 @@ def _paint(index: int, kind: str) -> str:
     return f"\x1b[{'97' if INKS[index % len(INKS)] == '#ffffff' else '30'};48;2;{red};{green};{blue}m"
 
 
-def _key(kinds: set[str], signs: dict[str, str], color: bool) -> str:
+def _key(drawn: set[str], signs: dict[str, str], color: bool) -> str:
+    """What the signs mean that were drawn: a letter may stand on a whole prefill."""
     words = {
         "decode": "decode",
         "prefill": "prefill",
         "padding": "computed and thrown away",
         "held": "waits in its slot",
+        "": "empty",
     }
     if color:
-        words = {kind: word for kind, word in words.items() if kind in ("padding", "held")} | {"": "empty"}
-        return ", ".join(
-            ["dark: prefill, bright: decode", *(f"{signs[k]} {w}" for k, w in words.items() if k in kinds or not k)]
-        )
-    return ", ".join(
-        ["a letter begins a request", *(f"{signs[kind]} {word}" for kind, word in words.items() if kind in kinds)]
-    )
+        words = {kind: word for kind, word in words.items() if kind not in ("decode", "prefill")}
+    first = "dark: prefill, bright: decode" if color else "a letter begins a request"
+    return ", ".join([first, *(f"{signs[kind]} {word}" for kind, word in words.items() if signs[kind] in drawn)])
 
 
 def _ruler(end: int, each: int) -> str:

@@ -97,6 +97,18 @@ def test_each_finding_fits_what_was_seen(change: dict[str, object], topic: str, 
     assert (finding.level, words in finding.cure, bool(finding.cure)) == (level, True, bool(words))
 
 
+@pytest.mark.parametrize(
+    ("threads", "cores", "words"),
+    [
+        (2, 2, "1 to 2 threads on 2 CPU cores, as many as a short measurement finds fastest"),
+        (1, 2, "1 thread on 2 CPU cores"),
+        (1, 1, "1 thread on 1 CPU core"),
+    ],
+)
+def test_the_threads_are_those_that_the_engine_may_take(threads: int, cores: int, words: str) -> None:
+    assert found(replace(HEALTHY, torch_threads=threads, cores=cores), "torch").text.endswith(f"takes {words}")
+
+
 def test_an_incompatible_cure_depends_on_the_host() -> None:
     cures = {host: found(replace(HEALTHY, host=host, versions=without("torch")), "torch").cure for host in HOSTS}
     assert "Runtime > Restart session" in cures["colab"]

@@ -18,6 +18,7 @@ from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
 from cbserve.hardware.models import model_shape
 from cbserve.sim import point as points
+from cbserve.viz.style import percent
 
 FEW = ["sim", "--requests", "40", "--rate", "4"]
 ROOT = Path(cli.__file__).parent.parent
@@ -31,6 +32,7 @@ def test_the_table_says_what_the_json_does(capsys: pytest.CaptureFixture[str]) -
     said = json.loads(capsys.readouterr().out)
     found = said["numbers"]
     assert found["requests"] == 40 and found["refused"] == 0 and found["steps"] > 100
+    assert f"{percent(found['slot_utilisation'])} of 256 slots" in text and found["num_slots"] == 256
     latency = found["latency_s"]
     for name in ("TTFT", "TPOT", "ITL", "E2E"):
         row = re.search(rf"^{name} +(.*)$", text, re.M).group(1).split()

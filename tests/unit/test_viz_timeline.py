@@ -237,7 +237,18 @@ def test_text_twin_has_a_line_a_slot_and_the_same_steps() -> None:
     wasted = sum(row.kind == "padding" for step in trace.steps for row in step.rows)
     assert sum(line.count("/") for line in cells) == wasted
     assert "58.9 % used" in text and "\x1b" not in text
-    assert max(map(len, timeline_text(static([10, 100, 500]), width=60, color=False).splitlines()[2:6])) <= 60
+    assert max(map(len, timeline_text(static([10, 100, 500]), width=60, color=False).splitlines()[1:5])) <= 60
+
+
+@pytest.mark.parametrize("make", [static, continuous, preempted, displaced, stalled])
+@pytest.mark.parametrize("color", [True, False])
+def test_text_twin_has_one_title_and_its_key_names_every_sign_and_no_other(make: object, color: bool) -> None:
+    title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", timeline_text(make(), color=color)).splitlines()
+    assert "batching:" in title and lines[0].startswith("slot 0 ")
+    cells = "".join(line.split(maxsplit=2)[2] for line in lines if line.startswith("slot"))
+    drawn = {char for char in cells if not char.isalnum() and char != " "}
+    named = {part.split()[0] for part in lines[-1].split(", ") if not part.split()[0].strip(":").isalpha()}
+    assert named == drawn
 
 
 def test_text_twin_falls_back_to_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
