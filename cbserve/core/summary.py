@@ -40,6 +40,7 @@ class Summary:
     num_prompt_tokens: int
     num_output_tokens: int
     tokens_per_s: float
+    num_slots: int
     slot_utilisation: float
     occupancy: float
     padding_share: float
@@ -60,7 +61,7 @@ class Summary:
             ("time", f"{self.makespan_s:.3f} s"),
             ("output tokens", f"{self.num_output_tokens}"),
             ("throughput", f"{self.tokens_per_s:.1f} tokens/s"),
-            ("slot utilisation", f"{self.slot_utilisation:.1%}"),
+            ("slot utilisation", f"{self.slot_utilisation:.1%} of {self.num_slots:,} slots"),
             ("occupancy", f"{self.occupancy:.1%}"),
             ("TTFT mean / p99", f"{ms(self.ttft_mean_s)} / {ms(self.ttft_p99_s)}"),
             ("TPOT mean", ms(self.tpot_mean_s)),
@@ -335,6 +336,7 @@ class RunFold:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             tokens_per_s=self.num_output_tokens / makespan if makespan > 0 else math.nan,
+            num_slots=num_slots,
             slot_utilisation=self.num_output_tokens / places if places else math.nan,
             occupancy=self._num_occupied / places if places else math.nan,
             padding_share=self._num_padding / self._num_rows if self._num_rows else math.nan,

@@ -263,3 +263,10 @@ def test_a_request_that_began_before_the_trace_is_named_where_its_times_are_want
         assert 0 <= slot_utilisation(trace) <= occupancy(trace) or not trace.steps
     assert refused
     FOLDS[name](busy_trace())
+
+
+@pytest.mark.parametrize("num_slots", [None, 5, 1000])
+def test_a_utilisation_names_the_slots_that_it_counts(num_slots):
+    trace = serve([4, 9, 22], ContinuousBatching(max_num_seqs=3))
+    shown = dict(summarize(trace, num_slots).rows())["slot utilisation"]
+    assert shown == f"{35 / (22 * (num_slots or 3)):.1%} of {num_slots or 3:,} slots"
