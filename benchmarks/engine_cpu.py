@@ -20,7 +20,6 @@ from cbserve.core.plan import Row, StepPlan
 from cbserve.core.request import SamplingParams
 from cbserve.executors import torch_executor
 from cbserve.executors.torch_executor import TorchExecutor
-from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.models.llama import Linear, LlamaModel
 from cbserve.models.weights import load_model
 
@@ -94,7 +93,7 @@ def stopwatch(executor: TorchExecutor, spent: dict[str, float]) -> Iterator[None
 
     places = [
         (Linear, "__call__", "products"),
-        (PagedAttention, "run", "attention"),
+        (executor.backend.paged_attention, "run", "attention"),
         (torch_executor, "sample", "sampling"),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]

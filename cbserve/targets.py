@@ -49,8 +49,9 @@ def test(arguments: Sequence[str]) -> int:
 
 
 def test_fast(arguments: Sequence[str]) -> int:
-    """Run the unit tests that need no weights, notebook or browser; `arguments` go to pytest."""
-    return _pytest(["tests/unit", "-m", NOT_FAST, *arguments])
+    """Run the unit tests that need no weights, notebook or browser, on every core; `arguments` go to pytest."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a process a core is enough
+    return _pytest(["tests/unit", "-m", NOT_FAST, "-n", "logical", "--dist", "worksteal", *arguments])
 
 
 def lint() -> int:

@@ -15,7 +15,7 @@ from cbserve.kernels.c_library import c_library, shares_torchs_threads
 from cbserve.kernels.jit import KernelError
 from cbserve.kernels.paged_attention import PagedAttention
 
-LANES, MOST_HEADS = 8, 64  # as in paged_decode.c
+LANES = 8  # as in paged_decode.c
 
 
 @functools.cache
@@ -102,10 +102,10 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
             f"q has shape {list(q.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)}; they must "
             "be [any, heads, head_dim] and twice [num_blocks, block_size, kv_heads, head_dim]"
         )
-    if head_dim % LANES or heads % kv_heads or heads // kv_heads > MOST_HEADS:
+    if head_dim % LANES or heads % kv_heads:
         raise KernelError(
-            f"{heads} query heads of {head_dim} on {kv_heads} KV heads; head_dim must be a multiple of {LANES}, and at "
-            f"most {MOST_HEADS} query heads share a KV head: use backend='torch'"
+            f"{heads} query heads of {head_dim} on {kv_heads} KV heads; head_dim must be a multiple of {LANES}, and "
+            "each KV head serves as many query heads: use backend='torch'"
         )
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if x.dtype != torch.float32 or x.device.type != "cpu":
