@@ -10,8 +10,9 @@ import html
 from dataclasses import dataclass, field
 
 from cbserve.course.probing import GPU, Probe, probe
+from cbserve.models.config import gpu_dtype
 
-__all__ = ["Finding", "Report", "diagnose", "doctor", "gpu_dtype", "GPU", "Probe"]
+__all__ = ["Finding", "Report", "diagnose", "doctor", "GPU", "Probe"]
 
 #: How each host installs a package into the Python of its kernel.
 _INSTALL = {
@@ -92,14 +93,6 @@ class Report:
 def doctor() -> Report:
     """Look at this machine and return the report. Never raises: what cannot be found out is said as such."""
     return Report(tuple(diagnose(probe())))
-
-
-def gpu_dtype(capability: tuple[int, int]) -> str:
-    """The 16-bit type that a CUDA device computes in hardware: bfloat16 from compute capability 8.0 on.
-
-    By capability and not by `torch.cuda.is_bf16_supported()`, which is true on a T4 (7.5), where it is emulated.
-    """
-    return "bfloat16" if capability >= (8, 0) else "float16"
 
 
 def diagnose(seen: Probe) -> list[Finding]:

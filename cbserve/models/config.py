@@ -17,6 +17,14 @@ _FIXED = {
 }
 
 
+def gpu_dtype(capability: tuple[int, int]) -> str:
+    """The 16-bit type that a CUDA device computes in hardware: bfloat16 from compute capability 8.0 on.
+
+    By capability and not by `torch.cuda.is_bf16_supported()`, which is true on a T4 (7.5), where it is emulated.
+    """
+    return "bfloat16" if capability >= (8, 0) else "float16"
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of a Llama-architecture model (Touvron et al., arXiv 2302.13971, section 2.2).

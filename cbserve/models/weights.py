@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cbserve.errors import ModelError
-from cbserve.models.config import ModelConfig
+from cbserve.models.config import ModelConfig, gpu_dtype
 from cbserve.models.fetch import SOURCES, fetch_model, model_path, models_folder
 from cbserve.models.hf_folder import read_config, read_tokenizer, read_weights, write_folder
 from cbserve.models.llama import LlamaModel
@@ -45,14 +45,12 @@ def load_model(
 
 
 def default_dtype(device: str | torch.device) -> torch.dtype:
-    """float32 on a CPU; on CUDA bfloat16 from compute capability 8.0, float16 before.
-
-    By capability, because `torch.cuda.is_bf16_supported()` counts emulation too and says yes on a T4.
-    """
+    """float32 on a CPU; on CUDA the 16-bit type that the device computes in hardware (`gpu_dtype`)."""
     device = torch.device(device)
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    dtype: torch.dtype = getattr(torch, gpu_dtype(torch.cuda.get_device_capability(device)))
+    return dtype
 
 
 def export_model(name_or_folder: str | os.PathLike[str], folder: str | os.PathLike[str], seed: int = 0) -> Path:

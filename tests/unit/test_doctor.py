@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cbserve.course.doctor import GPU, Finding, Report, diagnose, doctor, gpu_dtype
+from cbserve.course.doctor import GPU, Finding, Report, diagnose, doctor
 from cbserve.course.probing import Probe, detect_host
+from cbserve.models.config import gpu_dtype
 
 HEALTHY = Probe(
     host="jupyterlab",

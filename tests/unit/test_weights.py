@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from cbserve.errors import ModelError
 from cbserve.models import fetch
+from cbserve.models.config import gpu_dtype
 from cbserve.models.fetch import Source, fetch_model, model_path, models_folder
 from cbserve.models.gguf_file import read_gguf
 from cbserve.models.hf_folder import read_config, read_weights
@@ -470,10 +471,13 @@ def test_kv_bytes_per_token():
     assert TINY.kv_bytes_per_token(4) == 2 * 4 * 2 * 16 * 4
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)]
+)
 def test_the_default_dtype_follows_compute_capability(monkeypatch, capability, dtype):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert default_dtype("cuda") == dtype
+    assert str(dtype) == f"torch.{gpu_dtype(capability)}", "the doctor says another than the engine takes"
     assert default_dtype("cpu") == torch.float32
 
 
