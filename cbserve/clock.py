@@ -17,6 +17,9 @@ class Clock(Protocol):
     def advance(self, duration_s: float) -> None:
         """A step of `duration_s` was computed."""
 
+    def advance_to(self, end_s: float) -> None:
+        """Steps were computed, the last of which ends at `end_s`."""
+
     def wait_until(self, time_s: float) -> None:
         """Nothing to do before `time_s`."""
 
@@ -41,6 +44,9 @@ class RealClock:
     def advance(self, duration_s: float) -> None:
         pass
 
+    def advance_to(self, end_s: float) -> None:
+        pass
+
     def wait_until(self, time_s: float) -> None:
         time.sleep(max(0.0, time_s - self.now()))
 
@@ -63,6 +69,10 @@ class VirtualClock:
         if not hasattr(duration_s, "__float__") or not 0 <= duration_s < math.inf:
             raise InvalidRequestError(f"step_time_s gave {duration_s!r}: a step takes a finite number of seconds >= 0")
         self._now += duration_s
+
+    def advance_to(self, end_s: float) -> None:
+        self.advance(end_s - self._now)
+        self._now = end_s
 
     def wait_until(self, time_s: float) -> None:
         self._now = max(self._now, time_s)

@@ -248,21 +248,22 @@ class Engine:
             if not plan.rows and not plan.steady:
                 self._recorder.tables(plan, start)
                 return plan
-            if self._foresees and (most := self._horizon(plan)) > 1:
-                ramp = self._foresees.ramp(plan, most)
-                count, end = ramp.run(start, self._future[0][0] if self._future else math.inf)
-                if count > 1:
-                    return self._fast_forward(self._foresees, plan, count, ramp, start, end, partial)
+            if self._foresees is not None:
+                return self._fast_forward(self._foresees, plan, start, partial)
             self._recorder.tables(plan, start)
         result = self.executor.execute(plan)
         with self._books():
-            self.clock.advance(result.duration_s)
-            end = self.clock.now()
-            self._recorder.step(plan, start, end)
-            return self._end_step(plan, result, end, partial)
+            return self._end_step(plan, result, start, partial)
 
-    def _end_step(self, plan: StepPlan, result: StepResult, end: float, partial: bool) -> list[RequestOutput]:
-        outputs = self._take_in(self.scheduler.update(plan, result, end), partial)
+    def _end_step(self, plan: StepPlan, result: StepResult, start: float, partial: bool) -> list[RequestOutput]:
+        self.clock.advance(result.duration_s)
+        end = self.clock.now()
+        self._recorder.step(plan, start, end)
+        return self._update(plan, result, end, partial)
+
+    def _update(self, plan: StepPlan, result: StepResult, end: float, partial: bool) -> list[RequestOutput]:
+        changed = self.scheduler.update(plan, result, end)
+        outputs = self._take_in(changed, partial) if changed.anything else []
         if self.debug:
             self.scheduler.check()
         return self._take_pending() + outputs if self._pending else outputs
@@ -271,27 +272,22 @@ class Engine:
         """Held around a change of the books. A simulation that is interrupted is thrown away."""
         return _FREE if self._foresees else interrupts_held_back()
 
-    def _horizon(self, plan: StepPlan) -> int:
-        """How many steps can be taken at once, as far as the scheduler knows. A refusal is given out when this one
-        ends, and whoever hears it may ask again."""
-        return 1 if self._pending else self.scheduler.horizon(plan)
-
     def _fast_forward(
-        self,
-        executor: ForeseeingExecutor,
-        plan: StepPlan,
-        count: int,
-        ramp: Ramp,
-        start: float,
-        end: float,
-        partial: bool,
+        self, executor: ForeseeingExecutor, plan: StepPlan, start: float, partial: bool
     ) -> list[RequestOutput]:
-        """Take the first `count` steps of `ramp` at once; only the last can end anything."""
-        rows = rows_of(plan)
-        self.scheduler.advance(plan, count, executor.foresee(plan, count - 1) if rows else [])
-        self.clock.wait_until(end)
-        self._recorder.span(rows, plan, count, ramp.cut(count), start, end)
-        return self._end_step(plan, executor.answer(plan), end, partial)
+        """Take `plan` and the steps after it that differ in lengths only at once; only the last can end anything."""
+        # a refusal is given out when this step ends, and whoever hears it may ask again
+        most = 1 if self._pending else self.scheduler.horizon(plan)
+        if most > 1:
+            ramp = executor.ramp(plan, most)
+            count, end = ramp.run(start, self._future[0][0] if self._future else math.inf)
+            if count > 1:
+                rows = rows_of(plan)
+                self.scheduler.advance(plan, count, executor.foresee(plan, count - 1) if rows else [])
+                self.clock.advance_to(end)
+                self._recorder.span(rows, plan, count, ramp.cut(count), start, end)
+                return self._update(plan, executor.answer(plan), end, partial)
+        return self._end_step(plan, executor.execute(plan), start, partial)
 
     def replay(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
         """Serve requests that come in order of arrival and are read when their time is near, so that a million need

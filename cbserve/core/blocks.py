@@ -36,13 +36,16 @@ class FreeList:
 
     def pop(self, count: int = 1) -> list[int]:
         """Take the first `count` ids. Raises NoFreeBlocksError, and changes nothing, when there are fewer."""
-        if count > len(self):
+        stack, kept = self._stack, self._kept
+        missing = count - len(stack)
+        if missing > len(kept):
             raise NoFreeBlocksError(f"{count} blocks wanted, {len(self)} free: free a block first")
-        at = max(0, len(self._stack) - count)
-        ids = self._stack[at:][::-1]
-        del self._stack[at:]
-        while len(ids) < count:
-            ids.append(self._kept.popitem(last=False)[0])
+        at = max(0, -missing)
+        ids = stack[at:]
+        del stack[at:]
+        ids.reverse()
+        for _ in range(missing):
+            ids.append(kept.popitem(last=False)[0])
         return ids
 
     def prepend(self, block_ids: SequenceOf[int]) -> None:
@@ -115,9 +118,11 @@ class BlockPool:
         """
         if not hasattr(count, "__index__") or count < 0:
             raise InvalidRequestError(f"count={count!r}: must be an integer of at least 0")
-        if count > len(self._free):
-            raise NoFreeBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
-        blocks, ref_counts, hash_of = self._free.pop(count), self.ref_counts, self._hash_of
+        try:
+            blocks = self._free.pop(count)
+        except NoFreeBlocksError:
+            raise NoFreeBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free") from None
+        ref_counts, hash_of = self.ref_counts, self._hash_of
         for block in blocks:
             ref_counts[block] = 1
         if hash_of:

@@ -87,9 +87,12 @@ class Cruise:
         if not self.members:
             self.latest, self._no_end_before = None, _NEVER
 
-    def take_changes(self) -> tuple[list[Member], list[int]]:
-        """Who joined and left since this was called last."""
-        joined, left = self.joined, self.left
+    def take_changes(self) -> tuple[tuple[tuple[int, str, int], ...], tuple[int, ...]]:
+        """Who joined and left since this was called last, as `Steady` has them."""
+        if not self.joined and not self.left:
+            return (), ()
+        joined = tuple([(m.seq.seq_id, m.seq.request.request_id, m.num_given) for m in self.joined])
+        left = tuple(self.left)
         self.joined, self.left = [], []
         return joined, left
 

@@ -42,7 +42,7 @@ class Duties:
 
     def retire(self) -> Iterable[Sequence]:
         """Duties 1 and 2: which running sequences are complete and leave; their blocks and slots become free."""
-        return [seq for seq in self.running if seq.is_finished]
+        return [seq for seq in self.running if seq.finish_reason]
 
     def admit(self, step: Step) -> Iterable[Sequence]:
         """Duty 3: which waiting sequences join this step, one after the other, while there is room.

@@ -6,7 +6,7 @@ A simulator need not live through each of them: for how long nothing else change
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from functools import cached_property
+from itertools import islice
 
 from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Duties, Step
@@ -27,6 +27,7 @@ class FastForward(Duties):
     _step: int
     _skipped: bool
     _num_evictions: int
+    _decides_by_itself: bool
 
     def horizon(self, plan: StepPlan) -> int:
         """For how many iterations, that of `plan` included, nothing but lengths will change. 1: look again after it.
@@ -113,9 +114,9 @@ class FastForward(Duties):
     def _cruise(self, cruise: Cruise, step: Step) -> None:
         """Let the group take its step, and all who decode join it; or break it up for this step, where somebody may
         have to yield or wait. `step.loose` are then those who run outside it."""
-        members, running = cruise.members, self.running
-        loose = [seq for seq in running if seq.seq_id not in members] if len(running) > len(members) else []
-        if self._skipped or not all(map(_may_cruise, loose)):
+        members = cruise.members
+        loose = self._loose(cruise) if len(self.running) > len(members) else []
+        if self._skipped or (loose and not all(map(_may_cruise, loose))):
             self._break_up(cruise)
             return
         prefilling = []
@@ -138,8 +139,12 @@ class FastForward(Duties):
         step.budget_left -= len(members)
         step.loose = prefilling
         joined, left = cruise.take_changes()
-        told = tuple([(m.seq.seq_id, m.seq.request.request_id, m.num_given) for m in joined])
-        step.plan.steady = Steady(cruise.step, len(members), cruise.context_len, told, tuple(left))
+        step.plan.steady = Steady(cruise.step, len(members), cruise.context_len, joined, left)
+
+    def _loose(self, cruise: Cruise) -> list[Sequence]:
+        """Who runs outside the group, in order; mostly those admitted last, so that is where the search begins."""
+        outside = (seq for seq in reversed(self.running) if seq.seq_id not in cruise.members)
+        return list(islice(outside, len(self.running) - len(cruise)))[::-1]
 
     def _break_up(self, cruise: Cruise) -> None:
         for member in list(cruise.members.values()):
@@ -201,17 +206,16 @@ class FastForward(Duties):
             plan.num_evictions += count
             plan.evicted += pool.take_evicted()
 
-    @cached_property
-    def _decides_by_itself(self) -> bool:
-        """No duty was overridden."""
-        mine = type(self)
-        return all(getattr(mine, name) is getattr(FastForward, name) for name in _DUTIES)
-
     def _steps_until_full(self, growing: list[int]) -> int:
         """For how many further steps the free blocks suffice, when each row's last block still takes so many tokens."""
         free, size = self.kv.num_free_blocks, self.kv.block_size
         rounds, free = divmod(free, len(growing))  # everybody gets one block for every `size` steps
         return rounds * size + sorted(growing)[free]
+
+
+def decides_by_itself(scheduler: type[FastForward]) -> bool:
+    """No duty was overridden."""
+    return all(getattr(scheduler, name) is getattr(FastForward, name) for name in _DUTIES)
 
 
 _DUTIES = ("retire", "admit", "displace", "grow", "blocked", "num_new_tokens", "most_blocks")

@@ -16,7 +16,7 @@ from cbserve.core.blocks import Lease
 from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Step
 from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
-from cbserve.core.fast_forward import FastForward
+from cbserve.core.fast_forward import FastForward, decides_by_itself
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.limits import Limits
 from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
@@ -38,6 +38,11 @@ class StepUpdate:
         default_factory=list
     )  # (sequence, slot) whose slot and blocks are free now
     published: list[int] = field(default_factory=list)  # blocks whose content can be found from now on
+
+    @property
+    def anything(self) -> bool:
+        """False: nobody got a token that is told one by one, or ended, and nothing else changed."""
+        return bool(self.new_tokens or self.finished or self.left or self.published or self.forked)
 
 
 @dataclass(slots=True)
@@ -113,6 +118,7 @@ class Scheduler(FastForward):
         self._prefill_streak = 0
         self._num_evictions = 0
         self.cruise: Cruise | None = None
+        self._decides_by_itself = decides_by_itself(type(self))
         self._skipped = False  # a decode got no row in the last step, for want of budget
 
     # ---- requests in and out ------------------------------------------------------------------------------------
@@ -241,9 +247,8 @@ class Scheduler(FastForward):
     # ---- carrying decisions out ---------------------------------------------------------------------------------
 
     def _grow_all(self, name: str, step: Step) -> None:
-        for seq in self.policy.order(
-            self.running if step.loose is None else step.loose
-        ):  # most urgent first, so that victims are not yet in the step
+        loose = self.running if step.loose is None else step.loose
+        for seq in self.policy.order(loose):  # most urgent first, so that victims are not yet in the step
             if seq.state is not SequenceState.RUNNING or seq.seq_id in step.rows:
                 continue
             if (name == duty.GROW_PREFILLS and not seq.is_prefilling) or (
@@ -370,10 +375,12 @@ class Scheduler(FastForward):
         plan = step.plan
         if plan.preemptions and len(self.policy) and plan.blocked is None and (first := self.policy.peek()):
             plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
+        is_prefill = False
         if step.rows:
             plan.rows = [*step.rows.values(), *[padding.row for padding in self.padding]]
             plan.copies = [pair for pairs in step.copies.values() for pair in pairs]
-        self._prefill_streak = self._prefill_streak + 1 if any(row.is_prefill for row in plan.rows) else 0
+            is_prefill = any(row.is_prefill for row in plan.rows)
+        self._prefill_streak = self._prefill_streak + 1 if is_prefill else 0
         if self.cruise is not None and plan.steady is None:
             self._skipped = any(not s.is_prefilling and s.seq_id not in step.rows for s in self.running)
         plan.num_waiting = len(self.policy) + len(self.held)

@@ -176,17 +176,17 @@ class RunFold:
     def _computed(self, step: StepEvent) -> None:
         count, num_steady, seconds = step.count, step.num_steady, step.end_s - step.start_s
         later: list[float] = []  # seconds of the steps after the first
-        first_end = step.end_s
+        first_end, longest = step.end_s, 0.0
         if count > 1:
             first, *later = Ramp(step.ramp).durations()
             first_end = step.start_s + first
-        longest = max(later, default=0.0)
+            longest = max(later)
         if self._num_steady_events:
             self._regroup(step)
         if num_steady:
             gap = first_end - self._last_end_s
             self._num_steady_events += 1
-            self._peak(max(gap, longest))
+            self._peak(gap if gap > longest else longest)
             self._gaps_s.append(gap)
             self._gap_counts.append(num_steady)
         else:

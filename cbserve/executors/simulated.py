@@ -70,29 +70,29 @@ class SimulatedExecutor:
             () if row.is_padding else range(row.token_ids[-1] + 1, row.token_ids[-1] + 1 + count) for row in plan.rows
         ]
 
-    def _follow(self, steady: Steady) -> None:
-        if steady is self._followed:
-            return
-        self._followed = steady
-        for seq_id in steady.left:
-            self._ends.pop(seq_id, None)
-        for seq_id, request_id, num_given in steady.joined:
-            if (length := self.lengths.get(request_id)) is not None:
-                end = self._ends[seq_id] = steady.step + max(0, length - num_given - 1)
-                heapq.heappush(self._next, (end, seq_id))
-
     def _next_end(self, steady: Steady) -> int:
-        self._follow(steady)
-        while self._next and self._ends.get(self._next[0][1]) != self._next[0][0]:
-            heapq.heappop(self._next)
+        """The step of the group in which the next of the steady rows ends, once who joined and left is noted."""
+        if steady is not self._followed:
+            self._followed = steady
+            for seq_id in steady.left:
+                self._ends.pop(seq_id, None)
+            for seq_id, request_id, num_given in steady.joined:
+                if (length := self.lengths.get(request_id)) is not None:
+                    end = self._ends[seq_id] = steady.step + max(0, length - num_given - 1)
+                    heapq.heappush(self._next, (end, seq_id))
+            while self._next and self._ends.get(self._next[0][1]) != self._next[0][0]:
+                heapq.heappop(self._next)
         return self._next[0][0] if self._next else 2**62
 
     def _ended(self, steady: Steady) -> dict[int, int]:
-        ended = {}
-        while self._next_end(steady) <= steady.step:
-            seq_id = heapq.heappop(self._next)[1]
-            del self._ends[seq_id]
-            ended[seq_id] = EOS
+        ended: dict[int, int] = {}
+        if self._next_end(steady) > steady.step:
+            return ended
+        while self._next and self._next[0][0] <= steady.step:
+            end, seq_id = heapq.heappop(self._next)
+            if self._ends.get(seq_id) == end:
+                del self._ends[seq_id]
+                ended[seq_id] = EOS
         return ended
 
     def _sampled(self, row: Row) -> list[int]:

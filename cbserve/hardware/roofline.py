@@ -7,8 +7,7 @@ are read once, and there is one maximum over the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from cbserve.core.errors import InvalidRequestError
@@ -79,26 +78,48 @@ class Roofline:
 
     takes_steady: ClassVar[bool] = True  # see executors.simulated.StepCost
 
+    # What a step is multiplied with.
+    _flops_s: float = field(init=False, repr=False, compare=False)  # that are reached
+    _bytes_s: float = field(init=False, repr=False, compare=False)
+    _token_flops: float = field(init=False, repr=False, compare=False)
+    # half of the FLOPs of one query with one key: 4 x layers x heads x head_dim for both products
+    _pair_flops: float = field(init=False, repr=False, compare=False)
+    _logit_flops: float = field(init=False, repr=False, compare=False)
+    _weights_bytes: float = field(init=False, repr=False, compare=False)
+    _kv_bytes: float = field(init=False, repr=False, compare=False)  # of a token
+
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for name in [option.name for option in fields(self) if option.init]:
+            value = getattr(self, name)
             is_left_out = value is None and name in ("host_link_bytes_s", "kv_dtype_bytes")
             if name != "model" and not is_left_out and not hasattr(value, "__float__"):
                 raise InvalidRequestError(f"{name}={value!r}: must be a number")
-        for field in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
-            value = getattr(self, field)
-            if value is None and field in ("host_link_bytes_s", "kv_dtype_bytes"):
+        for name in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
+            value = getattr(self, name)
+            if value is None and name in ("host_link_bytes_s", "kv_dtype_bytes"):
                 continue
             if not value > 0:
-                raise InvalidRequestError(f"{field}={value!r}: must be above 0")
-        for field in ("eff_compute", "eff_memory"):
-            if not 0 < getattr(self, field) <= 1:
-                raise InvalidRequestError(f"{field}={getattr(self, field)!r}: is a share of the peak, in (0, 1]")
+                raise InvalidRequestError(f"{name}={value!r}: must be above 0")
+        for name in ("eff_compute", "eff_memory"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidRequestError(f"{name}={getattr(self, name)!r}: is a share of the peak, in (0, 1]")
         if not 0 <= self.overlap <= 1:
             raise InvalidRequestError(f"overlap={self.overlap!r}: must be in [0, 1]: 1 is the plain roofline")
         if not self.kv_passes >= 1:
             raise InvalidRequestError(f"kv_passes={self.kv_passes!r}: attention reads every context once at least")
         if not self.overhead_s >= 0:
             raise InvalidRequestError(f"overhead_s={self.overhead_s!r}: must be at least 0 seconds")
+        model = self.model
+        for name, value in {
+            "_flops_s": self.flops * self.eff_compute,
+            "_bytes_s": self.memory_bytes_s * self.eff_memory,
+            "_token_flops": 2.0 * model.num_layers * model.layer_params,
+            "_pair_flops": 2.0 * model.num_layers * model.num_heads * model.head_dim,
+            "_logit_flops": 2.0 * model.vocab_size * model.hidden_size,
+            "_weights_bytes": float(self.dtype_bytes * model.matmul_params),
+            "_kv_bytes": float(model.kv_bytes_per_token(self.kv_dtype_bytes or self.dtype_bytes)),
+        }.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def on(cls, gpu: str | Gpu, model: str | ModelShape, **overrides: Any) -> Roofline:
@@ -151,7 +172,7 @@ class Roofline:
         """
         if not isinstance(count, int) or count < 1:
             raise InvalidRequestError(f"count={count!r}: must be a whole number of steps of at least 1")
-        num_rows = len(plan.rows) + (plan.steady.num_rows if plan.steady else 0)
+        num_rows = len(plan.rows) + (plan.steady.num_rows if plan.steady is not None else 0)
         flops, num_bytes, num_tokens = self._work(plan)
         if not num_rows or num_tokens != num_rows or plan.copies or plan.swap_outs or plan.swap_ins:
             raise InvalidRequestError(
@@ -159,7 +180,7 @@ class Roofline:
                 f"{num_rows}, tokens: {num_tokens}, copies: {len(plan.copies)}, swaps: "
                 f"{len(plan.swap_outs) + len(plan.swap_ins)}"
             )
-        growing = num_rows - sum([row.is_padding for row in plan.rows])
+        growing = num_rows - sum([row.is_padding for row in plan.rows]) if plan.rows else num_rows
         compute, memory = flops / self._flops_s, num_bytes / self._bytes_s
         more_compute = growing * 2 * self._pair_flops / self._flops_s  # a token more is a pair more, counted doubly
         more_memory = growing * self.kv_passes * self._kv_bytes / self._bytes_s
@@ -236,32 +257,3 @@ class Roofline:
                 "direction (PCIe Gen4 x16: 32e9), or preempt by recomputing"
             )
         return self.host_link_bytes_s
-
-    @cached_property
-    def _flops_s(self) -> float:
-        return self.flops * self.eff_compute
-
-    @cached_property
-    def _bytes_s(self) -> float:
-        return self.memory_bytes_s * self.eff_memory
-
-    @cached_property
-    def _token_flops(self) -> float:
-        return 2.0 * self.model.num_layers * self.model.layer_params
-
-    @cached_property
-    def _pair_flops(self) -> float:
-        """Half of the FLOPs of one query with one key: 4 x layers x heads x head_dim for both products."""
-        return 2.0 * self.model.num_layers * self.model.num_heads * self.model.head_dim
-
-    @cached_property
-    def _logit_flops(self) -> float:
-        return 2.0 * self.model.vocab_size * self.model.hidden_size
-
-    @cached_property
-    def _weights_bytes(self) -> float:
-        return float(self.dtype_bytes * self.model.matmul_params)
-
-    @cached_property
-    def _kv_bytes(self) -> float:
-        return float(self.model.kv_bytes_per_token(self.kv_dtype_bytes or self.dtype_bytes))
