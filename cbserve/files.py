@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,8 +39,16 @@ def _may_live(pid: int) -> bool:
     return True
 
 
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Give the written file its name. One that was there before passes its permissions on."""
+    if target.exists():
+        shutil.copymode(target, temporary)
+    os.replace(temporary, target)
+
+
 def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeError]) -> None:
-    """Write `text` as UTF-8; an interruption leaves the old file as it was.
+    """Write `text` as UTF-8, its line ends as they are; an interruption leaves the old file as it was. A file that is
+    replaced keeps its permissions.
 
     Raises:
         CBServeError: of the type `error`: `path` is no path, names something that is no regular file (a folder, a
@@ -53,8 +62,8 @@ def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeErro
             raise error(f"{target} is {kind}: nothing was written; give the path of a file")
         temporary = temporary_beside(target)
         try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)
+            temporary.write_text(text, encoding="utf-8", newline="")
+            put_in_place(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, TypeError, ValueError) as cause:

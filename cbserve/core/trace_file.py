@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.core.trace import EVENT_TYPES, Event, PagesEvent, StepEvent, StepRow, TraceError
-from cbserve.files import temporary_beside
+from cbserve.files import put_in_place, temporary_beside
 
 FORMAT_VERSION = 2
 # By event: its fields that hold numbers.
@@ -86,10 +85,14 @@ class TraceWriter:
 
     def close(self) -> None:
         """The run has ended: give the file its name."""
-        self._write(end(self._count))
-        with self._errors():
-            self._file.close()
-            os.replace(self._temporary, self._path)
+        try:
+            self._write(end(self._count))
+            with self._errors():
+                self._file.close()
+                put_in_place(self._temporary, self._path)
+        except BaseException:
+            self.discard()
+            raise
 
     def discard(self) -> None:
         """The run was broken off: leave nothing behind."""

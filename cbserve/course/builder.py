@@ -22,6 +22,7 @@ from cbserve.course.hosts import badges, colab_cell
 from cbserve.course.notebook_rules import MAX_BYTES, WARN_BYTES, rule_faults
 from cbserve.course.source import SourceError, read_source, solved_form, source_sha256, stub_form
 from cbserve.errors import CBServeError
+from cbserve.files import write_whole
 
 CELL_TIMEOUT_S = 120
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -218,12 +219,7 @@ def _write(path: Path, notebook: Any) -> None:
     if size > WARN_BYTES:
         print(f"cbserve: {path.name} has {size:,} bytes; aim at {WARN_BYTES:,}", file=sys.stderr)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="\n", dir=path.parent, prefix=f".{path.stem}-", delete=False
-    ) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)  # a temporary file is readable by its owner alone
-    os.replace(file.name, path)
+    write_whole(path, text, BuildError)
 
 
 def _differences(committed: Any, wanted: Any) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from cbserve.course.source import exercise_id
 from cbserve.errors import CBServeError
+from cbserve.files import write_whole
 
 
 class LabError(CBServeError):
@@ -83,10 +82,7 @@ def _read(path: Path) -> Any:
 def _write(path: Path, notebook: Any) -> None:
     import nbformat
 
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="\n", dir=path.parent, delete=False) as file:
-        file.write(nbformat.writes(notebook).rstrip("\n") + "\n")
-    shutil.copymode(path, file.name)
-    os.replace(file.name, path)
+    write_whole(path, nbformat.writes(notebook).rstrip("\n") + "\n", LabError)
 
 
 def _backup(path: Path) -> Path:

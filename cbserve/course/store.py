@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cbserve.files import cache_folder
+from cbserve.errors import CBServeError
+from cbserve.files import cache_folder, write_whole
 
 _LOCK_WAIT_S = 2.0  # a lock older than this was left by a process that died
 
@@ -33,6 +33,10 @@ def state_folder() -> Path | None:
     if strict():
         return None
     return cache_folder() / "course"
+
+
+class _NotWrittenError(CBServeError):
+    """The file cannot be written; `Store` goes on in memory."""
 
 
 class Store:
@@ -77,16 +81,10 @@ class Store:
             with _locked(folder / f"{self.name}.lock"):
                 kept = self.read()
                 change(kept)
-                with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
-                    try:
-                        with file:
-                            json.dump(kept, file, indent=1)
-                        os.replace(file.name, folder / f"{self.name}.json")
-                    except BaseException:
-                        Path(file.name).unlink(missing_ok=True)  # a full disk, say: leave no half file
-                        raise
-        except OSError as error:
-            self._say(f"{folder} cannot be written ({error.strerror}); what you do now lasts until the kernel stops")
+                write_whole(folder / f"{self.name}.json", json.dumps(kept, indent=1), _NotWrittenError)
+        except (OSError, _NotWrittenError) as error:
+            why = getattr(error.__cause__ or error, "strerror", None) or error
+            self._say(f"{folder} cannot be written ({why}); what you do now lasts until the kernel stops")
             change(self._memory)
 
     def _say(self, text: str) -> None:

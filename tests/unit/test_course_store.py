@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_write_that_fails_leaves_no_half_file(monkeypatch, tmp_path, fault) ->
     monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
     kept = Store("progress")
     kept.update(lambda entries: entries.update({"a": {}}))
-    monkeypatch.setattr(store.json, "dump", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with contextlib.suppress(KeyboardInterrupt):
         kept.update(lambda entries: entries.update({"b": {}}))
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
