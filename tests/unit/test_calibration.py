@@ -48,7 +48,7 @@ def home(tmp_path, monkeypatch) -> Path:
 def tiny():
     from cbserve import LLM
 
-    return LLM("tiny", num_blocks=1400, verbose=False)
+    return LLM("tiny", num_blocks=1400, backend="torch", verbose=False)
 
 
 def test_what_is_saved_is_loaded(home):
