@@ -29,7 +29,7 @@ class TorchExecutor:
     Args:
         model: its weights decide device and dtype.
         num_blocks, block_size: size of the KV cache, in blocks and in tokens a block; those of the scheduler's pool.
-        backend: what computes between the matrix products: "triton", "c" (torch, but decode attention in C), "torch",
+        backend: what computes between the matrix products: "triton", "c" (in C, for a CPU), "torch",
             or "auto" (Triton on CUDA; on a CPU C where a compiler is found; else torch).
         attention: takes the place of `kernels.paged_attention.paged_attention`; called once a layer with all rows.
         default_seed: requests without a seed get one that is derived from this number and their id.
@@ -59,8 +59,9 @@ class TorchExecutor:
             if value is not None and value < 1:
                 raise PlanError(f"{name}={value}: must be at least 1")
         config = model.config
-        self.backend = choose_backend(backend, model.device, model.dtype, config.head_dim)
-        self._kernels = self.backend if self.backend.name == "triton" else None  # torch has its own fast forms
+        sizes = config.head_dim, config.hidden_size, config.intermediate_size
+        self.backend = choose_backend(backend, model.device, model.dtype, sizes)
+        self._fused = None if self.backend.name == "torch" else self.backend  # torch has its own fast forms
         self.model, self.attention, self.default_seed = model, attention, default_seed
         self.limits = Limits(config.vocab_size, config.max_position, num_blocks, block_size)
         # Not filled: attention never looks at what no token was written to.
@@ -97,7 +98,7 @@ class TorchExecutor:
             last = [stop - 1 for row, stop in zip(rows, packed.query_start[1:], strict=True) if row.num_samples]
             logit_rows = torch.tensor(last, dtype=torch.int64, device=self.model.device)
             attend = self._attend(packed)
-            logits = self.model.forward(packed.token_ids, packed.positions, attend, logit_rows, self._kernels)
+            logits = self.model.forward(packed.token_ids, packed.positions, attend, logit_rows, self._fused)
             sampled, logprobs = self._sample(logits, rows)
             back = sorted(range(len(rows)), key=order.__getitem__)
             result.sampled = [sampled[r] for r in back]
@@ -143,7 +144,7 @@ class TorchExecutor:
             sampling = [row for row in rows if row.num_samples]
             logits = logits[[r for r, row in enumerate(sampling) for _ in range(row.num_samples)]]
         choices = [self._choice(row, row.sample_index + i) for row in rows for i in range(row.num_samples)]
-        ids, logprobs = sample(logits, choices, self._kernels.sample_tokens if self._kernels else None)
+        ids, logprobs = sample(logits, choices, self.backend.sample_tokens if self.backend.name == "triton" else None)
         sampled, reported, at = [], [], 0
         for row in rows:
             own = slice(at, at := at + row.num_samples)

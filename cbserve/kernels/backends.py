@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from cbserve.kernels import block_copy, kv_store, rms_norm, rotary, sampling, silu_and_mul
-from cbserve.kernels.c_attention import LANES, CPagedAttention, paged_decode
+from cbserve.kernels.c_attention import CPagedAttention
+from cbserve.kernels.c_library import LANES, c_library
+from cbserve.kernels.c_ops import add_rms_norm_c, rotary_c, silu_and_mul_c, store_kv_c
 from cbserve.kernels.jit import KernelError, interpreting
 from cbserve.kernels.paged_attention import PagedAttention
 from cbserve.kernels.triton_attention import TritonPagedAttention
@@ -59,7 +61,15 @@ TORCH = Backend(
     block_copy.copy_blocks,
     sampling.sample_tokens,
 )
-C = replace(TORCH, name="c", paged_attention=CPagedAttention)
+C = replace(
+    TORCH,
+    name="c",
+    add_rms_norm=add_rms_norm_c,
+    rotary=rotary_c,
+    silu_and_mul=silu_and_mul_c,
+    store_kv=store_kv_c,
+    paged_attention=CPagedAttention,
+)
 TRITON = Backend(
     "triton",
     rms_norm.rms_norm_triton,
@@ -73,9 +83,9 @@ TRITON = Backend(
 )
 
 
-def choose_backend(name: str, device: str | torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
-    """The backend called `name` for a model; "auto" is Triton on CUDA where it is installed, C for float32 on a CPU
-    where it can be compiled, and torch elsewhere.
+def choose_backend(name: str, device: str | torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> Backend:
+    """The backend called `name` for a model whose vectors have these `sizes`; "auto" is Triton on CUDA where it is
+    installed, C for float32 on a CPU where it can be compiled, and torch elsewhere.
 
     Raises KernelError for another name, and for "triton" or "c" where it cannot run.
     """
@@ -83,7 +93,7 @@ def choose_backend(name: str, device: str | torch.device, dtype: torch.dtype, he
     if name == "torch" or (name == "auto" and on_cuda and not installed):
         return TORCH
     if name == "c" or (name == "auto" and not on_cuda):
-        return _c_or_torch(device, dtype, head_dim, required=name == "c")
+        return _c_or_torch(device, dtype, sizes, required=name == "c")
     if name not in ("auto", "triton"):
         raise KernelError(f"backend {name!r} does not exist; use 'auto', 'triton', 'c' or 'torch'")
     if not installed:
@@ -96,14 +106,14 @@ def choose_backend(name: str, device: str | torch.device, dtype: torch.dtype, he
     return TRITON
 
 
-def _c_or_torch(device: str | torch.device, dtype: torch.dtype, head_dim: int, required: bool) -> Backend:
+def _c_or_torch(device: str | torch.device, dtype: torch.dtype, sizes: Sequence[int], required: bool) -> Backend:
     try:
-        if torch.device(device).type != "cpu" or dtype != torch.float32 or head_dim % LANES:
+        if torch.device(device).type != "cpu" or dtype != torch.float32 or any(size % LANES for size in sizes):
             raise KernelError(
-                f"backend 'c' computes float32 on a CPU with a head_dim that is a multiple of {LANES}, not {dtype} on "
-                f"{device} with {head_dim}; use 'torch'"
+                f"backend 'c' computes float32 on a CPU, in vectors of a multiple of {LANES}; not {dtype} on {device} "
+                f"in vectors of {list(sizes)}: use 'torch'"
             )
-        paged_decode()
+        c_library()
     except KernelError:
         if required:
             raise

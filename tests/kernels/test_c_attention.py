@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from test_paged_attention import naive, problem
 
 from cbserve import LLM, SamplingParams
-from cbserve.kernels import c_attention, c_library
+from cbserve.kernels import c_library
 from cbserve.kernels.backends import TORCH, C, choose_backend
 from cbserve.kernels.c_attention import CPagedAttention
 from cbserve.kernels.jit import KernelError
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
-SOURCE = Path(c_attention.__file__).with_name("paged_decode.c")
 
 
 def attention(q, k_cache, v_cache, tables, query_start, contexts, scale):
@@ -94,10 +93,10 @@ def test_a_sequence_does_not_notice_the_others():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(1, 4, 8, dtype=torch.float64)}, "q is torch.float64 on cpu; C takes float32"),
+        ({"q": torch.zeros(1, 4, 8, dtype=torch.float64)}, "q is torch.float64 on cpu"),
         ({"q": torch.zeros(1, 3, 8)}, "3 query heads of 8 on 2 KV heads"),
         ({"q": torch.zeros(1, 4, 16)}, "q has shape [1, 4, 16], k_cache [3, 8, 2, 8]"),
-        ({"k": torch.zeros(3, 2, 8, 8).transpose(1, 2)}, "k_cache is not contiguous"),
+        ({"k": torch.zeros(3, 2, 8, 8).transpose(1, 2)}, "k_cache is torch.float32 on cpu, strides"),
         ({"v": torch.zeros(2, 8, 2, 8)}, "v_cache [2, 8, 2, 8]"),
         ({"v": torch.zeros(3, 8, 2, 8, device="meta")}, "v_cache is torch.float32 on meta"),
         ({"table": [3]}, "blocks 3 to 3 in a cache of 3"),
@@ -133,11 +132,9 @@ def test_the_engine_gives_the_text_of_the_torch_backend():
 @pytest.fixture
 def no_library_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
-    for cached in (c_library.c_library, c_attention.paged_decode):
-        cached.cache_clear()
+    c_library.c_library.cache_clear()
     yield tmp_path / "kernels"
-    for cached in (c_library.c_library, c_attention.paged_decode):
-        cached.cache_clear()
+    c_library.c_library.cache_clear()
 
 
 def compiler(folder: Path, script: str) -> str:
@@ -152,7 +149,7 @@ def test_a_library_is_compiled_once(no_library_yet: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CC", compiler(tmp_path, f'echo x >> {tmp_path}/calls; exec cc "$@"'))
     for _ in range(2):
         c_library.c_library.cache_clear()  # as in a new process
-        c_library.c_library(SOURCE)
+        c_library.c_library()
     assert (tmp_path / "calls").read_text() == "x\n"
     assert [path.suffix for path in no_library_yet.iterdir()] == [".so"]
 
@@ -171,16 +168,16 @@ def test_without_a_working_compiler_torch_computes(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler" if script is None else compiler(tmp_path, script))
     with pytest.raises(KernelError, match=said):
-        choose_backend("c", "cpu", torch.float32, 64)
-    assert choose_backend("auto", "cpu", torch.float32, 64) is TORCH
+        choose_backend("c", "cpu", torch.float32, [64, 576])
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is TORCH
     assert not any(path.name.endswith(".tmp") for path in no_library_yet.glob("*"))
 
 
 def test_elsewhere_than_on_linux_torch_computes(no_library_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(KernelError, match="on Linux only, this is darwin"):
-        choose_backend("c", "cpu", torch.float32, 64)
-    assert choose_backend("auto", "cpu", torch.float32, 64) is TORCH
+        choose_backend("c", "cpu", torch.float32, [64, 576])
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is TORCH
 
 
 @needs_compiler
@@ -190,7 +187,7 @@ def test_elsewhere_than_on_linux_torch_computes(no_library_yet: Path, monkeypatc
 )
 def test_what_c_cannot_compute_is_left_to_others(dtype, head_dim, device) -> None:
     with pytest.raises(KernelError, match="backend 'c' computes float32 on a CPU"):
-        choose_backend("c", device, dtype, head_dim)
-    assert choose_backend("auto", "cpu", torch.float32, 64) is C
+        choose_backend("c", device, dtype, [head_dim])
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is C
     if device == "cpu":
-        assert choose_backend("auto", device, dtype, head_dim) is TORCH
+        assert choose_backend("auto", device, dtype, [head_dim]) is TORCH

@@ -81,31 +81,31 @@ def test_a_cpu_tensor_outside_the_interpreter_is_refused() -> None:
     ("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.float16)]
 )
 def test_torch_is_chosen_where_it_is_asked_for(device: str, dtype: torch.dtype) -> None:
-    assert choose_backend("torch", device, dtype, 64) is TORCH
+    assert choose_backend("torch", device, dtype, [64]) is TORCH
 
 
 def test_auto_chooses_triton_on_cuda_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert (
-        choose_backend("auto", "cuda", torch.float32, 64)
-        is choose_backend("triton", "cuda", torch.float32, 64)
+        choose_backend("auto", "cuda", torch.float32, [64])
+        is choose_backend("triton", "cuda", torch.float32, [64])
         is TRITON
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert choose_backend("auto", "cuda", torch.float32, 64) is TORCH
+    assert choose_backend("auto", "cuda", torch.float32, [64]) is TORCH
     with pytest.raises(KernelError, match="triton is not installed"):
-        choose_backend("triton", "cuda", torch.float32, 64)
+        choose_backend("triton", "cuda", torch.float32, [64])
 
 
 def test_a_backend_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(KernelError, match="needs a CUDA device, not cpu"):
-        choose_backend("triton", "cpu", torch.float32, 64)
+        choose_backend("triton", "cpu", torch.float32, [64])
     with pytest.raises(KernelError, match="'cuda' does not exist"):
-        choose_backend("cuda", "cpu", torch.float32, 64)
+        choose_backend("cuda", "cpu", torch.float32, [64])
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert choose_backend("triton", "cpu", torch.float32, 64) is TRITON
+    assert choose_backend("triton", "cpu", torch.float32, [64]) is TRITON
 
 
 def test_kernels_import_without_importing_triton() -> None:

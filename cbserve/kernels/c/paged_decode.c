@@ -1,30 +1,11 @@
 /* Paged attention of sequences that decode, on a CPU: K and V are read where they lie, once, and never gathered.
 
    The same online softmax as in paged_decode.py (Milakov and Gimelshein, arXiv 1805.02867): a chunk of the context at
-   a time; when a larger score turns up, what was summed before is shrunk. Vectors are those of GCC and clang. */
-#include <float.h>
-#include <stdint.h>
+   a time; when a larger score turns up, what was summed before is shrunk. */
+#include "vectors.h"
 
-enum { LANES = 8, CHUNK = 64 };
-typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define AT(p) (*(Vec *)(p))
+enum { CHUNK = 64 };
 #define EACH(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
-
-INLINE float sum_of(Vec x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
-
-/* e^x for x <= 0, within 2e-7 of it: 2^n times a Taylor series of 2^r, where n + r = x log2(e) and |r| <= 1/2. */
-INLINE Vec exp_of(Vec x) {
-    Vec y = x * 1.44269504f, least = (Vec){0} - 126;
-    IntVec fits = y > least;
-    y = (Vec)(((IntVec)y & fits) | ((IntVec)least & ~fits)); /* the larger of the two; 2^-126 is next to nothing */
-    IntVec n = __builtin_convertvector(y - 0.5f, IntVec);
-    Vec r = (y - __builtin_convertvector(n, Vec)) * 0.69314718f;
-    Vec series = 1 + r * (1 + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
-    return series * (Vec)((n + 127) << 23);
-}
 
 INLINE float dot(const float *a, const float *b, int dim) {
     Vec even = {0}, odd = {0}; /* two sums, so that one need not wait for the other */
