@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cbserve.files import cache_folder
+from cbserve.files import cache_folder, temporary_beside
 from cbserve.kernels.jit import KernelError
 
 # No -ffast-math: linking with it would change how every thread of the process rounds tiny numbers.
@@ -86,7 +86,7 @@ def _shares_torchs_threads() -> bool:
 def _compile(compiler: str, sources: list[Path], library: Path) -> None:
     """Under another name first, so that nobody loads a half-written file."""
     library.parent.mkdir(parents=True, exist_ok=True)
-    temporary = library.with_name(f".{library.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(library)
     command = [compiler, *_FLAGS, "-o", str(temporary), *map(str, sources), "-lm"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LIMIT_S)

@@ -11,8 +11,8 @@ from torch import Tensor
 from cbserve.kernels.c_library import LANES, c_library, num_threads
 from cbserve.kernels.jit import KernelError
 
-# In a step each line here runs in every layer, right after a matrix product has emptied the processor's caches, and takes
-# several times as long as in a loop of its own. So arguments are looked at in few, cheap questions.
+# In a step each line here runs in every layer, right after a matrix product has emptied the processor's caches, and
+# takes several times as long as in a loop of its own. So arguments are looked at in few, cheap questions.
 
 
 def add_rms_norm_c(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
