@@ -14,7 +14,7 @@ export TORCH_INDEX
 help:
 	@echo "make lab        open the course in JupyterLab"
 	@echo "make test       run every test (at most 30 minutes on two cores)"
-	@echo "make test-fast  run the unit tests (under 2 minutes)"
+	@echo "make test-fast  run the unit tests (two minutes on two cores)"
 	@echo "make demo       static against continuous batching, in this terminal"
 	@echo "make notebooks  build every notebook from its source"
 	@echo "make lint       ruff and mypy"

@@ -244,7 +244,7 @@ def pareto_explorer(
     model: str = "llama-3.1-8b",
     workload: str | Workload = "conv",
     *,
-    num_requests: int = 100,
+    num_requests: int = 80,
     rates: Sequence[float] | None = None,
     settings: Sequence[Setting] = COMPARED,
     policies: Mapping[str, Callable[[], Policy]] = POLICIES,

@@ -33,7 +33,7 @@ LIMITS_S = (0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 ARRIVAL_S = 0.2  # of the long prompt; the others have been decoding for a while
 CHAT_PROMPT, LONG_ANSWER = 100, 8
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
-QUICK = 5_000  # tokens: up to here a point costs next to nothing
+QUICK = 2_000  # tokens: up to here a point costs next to nothing
 LENGTHS = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 
 

@@ -242,6 +242,7 @@ def test_the_lab_opens_without_the_model(monkeypatch, capsys) -> None:
     assert "going on without the model: no network" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["model", "list"], ["demo", "--model", "tiny", "--requests", "2", "--slots", "2"]])
 def test_a_reader_that_leaves_is_no_fault(command):
     environment = os.environ | {"CBSERVE_VENV": "current"}

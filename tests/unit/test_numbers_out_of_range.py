@@ -43,9 +43,13 @@ def test_a_wrong_number_of_samples_is_refused(n):
         cbserve.azure("conv").sample_output(n)
 
 
+def no_time(plan):
+    return None
+
+
 WRONG_SERVE = [
     {"step_time_s": -1}, {"step_time_s": math.nan}, {"step_time_s": math.inf}, {"step_time_s": "x"},
-    {"step_time_s": lambda plan: None}, {"prompt_tokens": 0}, {"prompt_tokens": -5}, {"prompt_tokens": 1.5},
+    {"step_time_s": no_time}, {"prompt_tokens": 0}, {"prompt_tokens": -5}, {"prompt_tokens": 1.5},
     {"prompt_tokens": [1.5]}, {"prompt_tokens": True}, {"arrivals_s": 5}, {"arrivals_s": [-1]}, {"arrivals_s": ["x"]},
     {"priorities": [1.5]}, {"block_size": 0}, {"block_size": 1.5}, {"num_blocks": 0}, {"num_blocks": -1},
     {"batching": "static"}, {"batching": cbserve.StaticBatching}, {"policy": "fcfs"}, {"scheduler": 5},
@@ -53,7 +57,12 @@ WRONG_SERVE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG_SERVE, ids=str)
+# not ids=str: the address of a function differs from process to process
+@pytest.mark.parametrize(
+    "wrong",
+    WRONG_SERVE,
+    ids=lambda wrong: "{}={}".format(*[getattr(x, "__name__", x) for x in (*wrong, *wrong.values())]),
+)
 def test_serve_refuses_what_makes_no_sense(wrong):
     with pytest.raises(InvalidRequestError, match=next(iter(wrong))[:6]):
         serve(**({"lengths": [3]} | wrong))

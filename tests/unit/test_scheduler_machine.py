@@ -145,6 +145,7 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.slow
 def test_twenty_thousand_random_steps():
     """Mixed priorities, tiny pools, aborts: 20,000 steps from a seed."""
     import random

@@ -97,6 +97,7 @@ def standard_error(values: list[float]) -> float:
 # ---- static batching: order statistics ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 32])
 def test_static_batches_of_exponential_answers_use_one_in_h_b_of_their_slots(batch_size: int) -> None:
     """The longest of B exponential answers is H_B means long (Renyi 1953), so 1 / H_B of the slots is used."""

@@ -194,6 +194,7 @@ def test_an_interrupted_fetch_leaves_nothing(cache):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL, which Windows lacks")
 @pytest.mark.parametrize("moment", ["download", "convert", "publish"])
 def test_a_killed_fetch_leaves_nothing_that_is_trusted(cache, wheel, moment):

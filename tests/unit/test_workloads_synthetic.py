@@ -98,6 +98,7 @@ def test_the_conv_twin_is_nearly_poisson() -> None:
     assert rows["gap_cv"] == pytest.approx(1.094, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_code_twin_comes_in_bursts_as_the_trace_does() -> None:
     # By the formulas of `on_off`, exactly; the trace: 2.566 requests a second, CV of gaps 13.15.
     on, off, rate_on = (CODE_ARRIVALS.keywords[name] for name in ("on_s", "off_s", "rate_on"))
