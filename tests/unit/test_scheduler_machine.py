@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 import hypothesis.strategies as st
 from engine_harness import GhostCache, make_scheduler
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
