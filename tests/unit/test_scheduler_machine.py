@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 
 import hypothesis.strategies as st
-from engine_harness import GhostCache, make_scheduler
 import pytest
+from engine_harness import GhostCache, make_scheduler
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
