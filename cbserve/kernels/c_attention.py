@@ -44,7 +44,7 @@ class CPagedAttention:
         starts = [0, *accumulate(map(len, tables))]
         self._arrays = [torch.tensor(numbers, dtype=torch.int32) for numbers in (blocks, starts, contexts)]
         self._pointers = [array.data_ptr() for array in self._arrays]
-        self._num_threads = num_threads()
+        self._block_size, self._num_threads = block_size, num_threads()
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """One layer. q: [N, num_heads, head_dim]; caches and result as in `paged_attention.paged_attention`.
@@ -62,10 +62,10 @@ class CPagedAttention:
     def _run_decodes(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor) -> None:
         _, heads, head_dim = q.shape
         num_blocks, block_size, kv_heads, cache_dim = k_cache.shape
-        if v_cache.shape != k_cache.shape or cache_dim != head_dim:
+        if v_cache.shape != k_cache.shape or cache_dim != head_dim or block_size != self._block_size:
             raise KernelError(
                 f"q has shape {list(q.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)}; they "
-                "must be [any, heads, head_dim] and twice [num_blocks, block_size, kv_heads, head_dim]"
+                f"must be [any, heads, head_dim] and twice [num_blocks, {self._block_size}, kv_heads, head_dim]"
             )
         if head_dim % LANES or heads % kv_heads:
             raise KernelError(

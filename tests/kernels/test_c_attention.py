@@ -98,6 +98,7 @@ def test_a_sequence_does_not_notice_the_others():
         ({"q": torch.zeros(1, 4, 16)}, "q has shape [1, 4, 16], k_cache [3, 8, 2, 8]"),
         ({"k": torch.zeros(3, 2, 8, 8).transpose(1, 2)}, "k_cache is torch.float32 on cpu, strides"),
         ({"v": torch.zeros(2, 8, 2, 8)}, "v_cache [2, 8, 2, 8]"),
+        ({name: torch.zeros(6, 4, 2, 8) for name in "kv"}, "twice [num_blocks, 8, kv_heads, head_dim]"),
         ({"v": torch.zeros(3, 8, 2, 8, device="meta")}, "v_cache is torch.float32 on meta"),
         ({"table": [3]}, "blocks 3 to 3 in a cache of 3"),
         ({"table": [-1]}, "blocks -1 to -1 in a cache of 3"),
