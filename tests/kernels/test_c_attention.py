@@ -18,6 +18,7 @@ from cbserve.kernels import c_library
 from cbserve.kernels.backends import TORCH, C, choose_backend
 from cbserve.kernels.c_attention import CPagedAttention
 from cbserve.kernels.jit import KernelError
+from cbserve.kernels.paged_attention import paged_attention
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -70,6 +71,21 @@ def test_scores_of_any_size(size):
     """Tiny ones weigh all alike; of huge ones the largest takes all, and the others must not become NaN."""
     q, *rest = problem([(1, 200), (1, 3)], group=3)
     check((q * size, *rest))
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e-42, 3e38, -3e38])
+@pytest.mark.parametrize("position", [0, 70, 149])  # in each chunk of C
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_is_no_number_reaches_its_own_sequence_only(where, position, value):
+    q, k, v, tables, *rest = problem([(1, 150), (1, 9)], group=3)
+    if where == "q":
+        q[0, 1, 3] = value
+    else:
+        {"k": k, "v": v}[where][tables[0, position // 8], position % 8, 0, 3] = value
+    ours, theirs = (operation(q, k, v, tables, *rest) for operation in (attention, paged_attention))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert ours[1].isfinite().all()
 
 
 @needs_compiler

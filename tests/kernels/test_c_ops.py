@@ -50,6 +50,14 @@ def test_silu_and_mul(rows: int, scale: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6 * scale)
 
 
+def test_silu_of_what_is_no_number() -> None:
+    gate = torch.tensor([torch.nan, torch.inf, -torch.inf, -3e38, 3e38, 1e-42, -0.0, -100.0])
+    gate_up = torch.cat([gate, torch.ones(8)])[None]
+    torch.testing.assert_close(
+        c_ops.silu_and_mul_c(gate_up), silu_and_mul(gate_up), rtol=2e-6, atol=1e-38, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("head_dim", [3, 64])
 def test_store_kv(head_dim: int) -> None:
     caches = [torch.full((6, 4, 2, head_dim), torch.nan) for _ in range(4)]

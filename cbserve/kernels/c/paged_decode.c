@@ -3,6 +3,7 @@
    The same online softmax as in paged_decode.py (Milakov and Gimelshein, arXiv 1805.02867): a chunk of the context at
    a time; when a larger score turns up, what was summed before is shrunk. */
 #include "vectors.h"
+#include <math.h>
 
 enum { CHUNK = 64 };
 #define EACH(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
@@ -56,7 +57,7 @@ INLINE void attend(const float *q, float *out, const float *k_cache, const float
                 weights[i] = scale * dot(q + h * dim, k[i], dim);
                 top = weights[i] > top ? weights[i] : top;
             }
-            for (int i = count; i % LANES; i++) weights[i] = -FLT_MAX;
+            for (int i = count; i % LANES; i++) weights[i] = -INFINITY;
             Vec sums = {0};
             for (int i = 0; i < count; i += LANES) sums += AT(weights + i) = exp_of(AT(weights + i) - top);
             float shrink = exp_of((Vec){0} + (most[h] - top))[0];
