@@ -34,7 +34,7 @@ class CPagedAttention:
         rest = block_tables[decodes:], query_lens[decodes:], context_lens[decodes:]
         self._prefills = PagedAttention(*rest, block_size, dtype, device) if decodes < len(query_lens) else None
         tables, contexts = block_tables[:decodes], context_lens[:decodes]
-        for table, context in zip(tables, contexts, strict=True):
+        for _, table, context in zip(range(decodes), tables, contexts, strict=True):
             if not 0 < context <= len(table) * block_size:
                 raise KernelError(
                     f"a context of {context} tokens in {len(table)} blocks of {block_size}: give all blocks"
@@ -42,7 +42,9 @@ class CPagedAttention:
         blocks = list(chain.from_iterable(tables))
         self._least, self._most = min(blocks, default=0), max(blocks, default=0)
         starts = [0, *accumulate(map(len, tables))]
-        self._arrays = [torch.tensor(numbers, dtype=torch.int32) for numbers in (blocks, starts, contexts)]
+        self._arrays = [
+            torch.tensor(numbers, dtype=torch.int32, device="cpu") for numbers in (blocks, starts, contexts)
+        ]
         self._pointers = [array.data_ptr() for array in self._arrays]
         self._block_size, self._num_threads = block_size, num_threads()
 
@@ -60,12 +62,14 @@ class CPagedAttention:
         return out
 
     def _run_decodes(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor) -> None:
-        _, heads, head_dim = q.shape
+        queries, heads, head_dim = q.shape
         num_blocks, block_size, kv_heads, cache_dim = k_cache.shape
-        if v_cache.shape != k_cache.shape or cache_dim != head_dim or block_size != self._block_size:
+        wrong_cache = v_cache.shape != k_cache.shape or cache_dim != head_dim or block_size != self._block_size
+        if wrong_cache or queries < self._decodes:
             raise KernelError(
                 f"q has shape {list(q.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)}; they "
-                f"must be [any, heads, head_dim] and twice [num_blocks, {self._block_size}, kv_heads, head_dim]"
+                f"must be [N, heads, head_dim], N at least {self._decodes}, and twice [num_blocks, {self._block_size}, "
+                "kv_heads, head_dim]"
             )
         if head_dim % LANES or heads % kv_heads:
             raise KernelError(

@@ -41,7 +41,7 @@ def rotary_c(x: Tensor, rotation: Tensor) -> Tensor:
     x = side_by_side(x)
     if not (x.is_cpu and x.dtype == torch.float32 and rotation.is_cpu and rotation.is_contiguous()):
         raise refusal(x=x, rotation=rotation)
-    out = torch.empty(tokens, heads, head_dim)
+    out = x.new_empty(tokens, heads, head_dim)  # whatever torch's default dtype and device are
     c_library().rotary(
         x.data_ptr(), x.stride(0), rotation.data_ptr(), out.data_ptr(), tokens, heads, head_dim, num_threads()
     )
@@ -55,7 +55,7 @@ def silu_and_mul_c(gate_up: Tensor) -> Tensor:
         raise KernelError(f"gate_up is {list(gate_up.shape)}; each half must be a multiple of {LANES}")
     if not fits(gate_up):
         raise refusal(gate_up=gate_up)
-    out = torch.empty(rows, twice // 2)
+    out = gate_up.new_empty(rows, twice // 2)
     c_library().silu_and_mul(gate_up.data_ptr(), out.data_ptr(), rows, twice // 2, num_threads())
     return out
 

@@ -97,6 +97,15 @@ def test_queries_need_not_lie_side_by_side():
 
 
 @needs_compiler
+def test_torchs_default_device_does_not_matter():
+    arguments = problem([(1, 12), (1, 140)])
+    expected = attention(*arguments)
+    with torch.device("meta"):
+        result = attention(*arguments)
+    assert torch.equal(result, expected)
+
+
+@needs_compiler
 def test_a_sequence_does_not_notice_the_others():
     q, k, v, tables, start, contexts, scale = problem([(1, 12), (1, 140), (1, 100)])
     together = attention(q, k, v, tables, start, contexts, scale)
@@ -113,6 +122,7 @@ def test_a_sequence_does_not_notice_the_others():
         ({"q": torch.zeros(1, 3, 8)}, "3 query heads of 8 on 2 KV heads"),
         ({"q": torch.zeros(1, 4, 16)}, "q has shape [1, 4, 16], k_cache [3, 8, 2, 8]"),
         ({"k": torch.zeros(3, 2, 8, 8).transpose(1, 2)}, "k_cache is torch.float32 on cpu, strides"),
+        ({"q": torch.zeros(0, 4, 8)}, "q has shape [0, 4, 8]"),
         ({"v": torch.zeros(2, 8, 2, 8)}, "v_cache [2, 8, 2, 8]"),
         ({name: torch.zeros(6, 4, 2, 8) for name in "kv"}, "twice [num_blocks, 8, kv_heads, head_dim]"),
         ({"v": torch.zeros(3, 8, 2, 8, device="meta")}, "v_cache is torch.float32 on meta"),

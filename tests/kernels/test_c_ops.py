@@ -50,6 +50,26 @@ def test_silu_and_mul(rows: int, scale: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6 * scale)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: c_ops.silu_and_mul_c(x.flatten(1)),
+        lambda x: c_ops.rotary_c(x, torch.ones(7, 8, dtype=torch.complex64, device="cpu")),
+        lambda x: torch.stack(c_ops.add_rms_norm_c(x.flatten(1), x.flatten(1), x[0].flatten(), 1e-5)),
+    ],
+)
+def test_torchs_default_dtype_and_device_do_not_matter(call) -> None:
+    x, before = torch.randn(7, 4, 16), torch.get_default_dtype()
+    expected = call(x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            result = call(x)
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
 def test_silu_of_what_is_no_number() -> None:
     gate = torch.tensor([torch.nan, torch.inf, -torch.inf, -3e38, 3e38, 1e-42, -0.0, -100.0])
     gate_up = torch.cat([gate, torch.ones(8)])[None]
