@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -106,6 +107,7 @@ class Cluster:
     def __call__(self, function: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:
         ray = load_ray()
         try:
+            _knock(self.address)
             ray.init(address=self.address)
         except Exception as error:  # of many kinds, by version
             raise CBServeError(
@@ -124,6 +126,13 @@ class Cluster:
                 yield item, outcome
         finally:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError when nobody listens at a `host:port`: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def load_ray() -> Any:

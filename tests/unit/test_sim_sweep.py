@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,12 +156,18 @@ class FakeRay(SimpleNamespace):
 def test_a_cluster_gets_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay(log=[])
     monkeypatch.setattr(pool, "load_ray", lambda: ray)
-    outcomes = dict(Cluster("10.0.0.1:6379")(fragile, [0, 1, 2, 3]))
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        outcomes = dict(Cluster(address)(fragile, [0, 1, 2, 3]))
     assert outcomes[0] == 0 and outcomes[3] == 30
     assert "The worker died unexpectedly" in outcomes[1].reason and "ZeroDivisionError" in outcomes[2].reason
-    assert ray.log == [("init", "10.0.0.1:6379"), ("options", {"max_retries": 0}), ("shutdown",)]
+    assert ray.log == [("init", address), ("options", {"max_retries": 0}), ("shutdown",)]
     with pytest.raises(CBServeError, match="cluster='nowhere' cannot be reached"):
         list(Cluster("nowhere")(fragile, [0]))
+    for gone in (address, f"ray://{address}"):  # Ray itself would wait for minutes
+        with pytest.raises(CBServeError, match="cannot be reached.*refused"):
+            list(Cluster(gone)(fragile, [0]))
+    assert len(ray.log) == 3
 
 
 def row(rate: float, chunk: int, tokens: float, ttft: float) -> dict[str, Any]:
