@@ -7,9 +7,12 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,7 +22,9 @@ from cbserve.kernels.jit import KernelError
 
 # No -ffast-math: linking with it would change how every thread of the process rounds tiny numbers.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
-_LIMIT_S = 60
+_LIMIT_S = 30  # it takes 1 to 3 s; nobody should wait for long for a compiler that hangs
+_too_slow: set[Path] = set()  # what took longer is not tried again by this process
+_compiling = threading.Lock()
 
 
 LANES = 8  # as in c/vectors.h: vectors of other lengths than its multiples are left to torch
@@ -34,27 +39,15 @@ def c_library() -> ctypes.CDLL:
     """
     if sys.platform != "linux":
         raise KernelError(f"C kernels are compiled on Linux only, this is {sys.platform}; use backend='torch'")
-    compiler = os.environ.get("CC") or "cc"
-    if shutil.which(compiler) is None:
-        raise KernelError(
-            f"there is no C compiler {compiler!r}; install one (Debian, Ubuntu: apt-get install gcc) or use "
-            "backend='torch'"
-        )
-    sources = sorted(Path(__file__).with_name("c").glob("*.[ch]"))
-    what = [compiler, *_FLAGS, _processor(), *(path.name + path.read_text(encoding="utf-8") for path in sources)]
-    key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
-    path = cache_folder() / "kernels" / f"cbserve-{key}.so"
-    try:
-        if not path.exists():
-            _compile(compiler, [source for source in sources if source.suffix == ".c"], path)
-        library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as cause:
+    try:  # RuntimeError: there is no home folder
+        library = ctypes.CDLL(str(_compiled(_compiler())))
+        for name, letters in _ARGUMENTS.items():
+            function = getattr(library, name)  # AttributeError: CC has arguments that hide it
+            function.argtypes = [_TYPES[letter] for letter in letters]
+            function.restype = ctypes.c_int64 if name == "store_kv" else None
+    except (OSError, RuntimeError, AttributeError, subprocess.CalledProcessError) as cause:
         said = (getattr(cause, "stderr", None) or str(cause)).strip()[:500]
         raise KernelError(f"the C kernels cannot be compiled or loaded: {said}; use backend='torch'") from cause
-    for name, letters in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes = [_TYPES[letter] for letter in letters]
-        function.restype = ctypes.c_int64 if name == "store_kv" else None
     return library
 
 
@@ -83,14 +76,53 @@ def _shares_torchs_threads() -> bool:
     return len(found) == 1
 
 
-def _compile(compiler: str, sources: list[Path], library: Path) -> None:
+def _compiler() -> list[str]:
+    """$CC, with its arguments, or cc."""
+    named = os.environ.get("CC") or "cc"
+    with suppress(ValueError):  # a quote that is not closed
+        command = [named] if shutil.which(named) else shlex.split(named)
+        if command and shutil.which(command[0]):
+            return command
+    raise KernelError(
+        f"there is no C compiler {named!r}; install one (Debian, Ubuntu: apt-get install gcc) or use backend='torch'"
+    )
+
+
+def _compiled(compiler: list[str]) -> Path:
+    """The library's file, compiled unless it is there, and whole."""
+    sources = sorted(Path(__file__).with_name("c").glob("*.[ch]"))
+    what = [*compiler, *_FLAGS, _processor(), *(path.name + path.read_text(encoding="utf-8") for path in sources)]
+    key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
+    library = cache_folder() / "kernels" / f"cbserve-{key}.so"
+    with _compiling:
+        if not _is_whole(library):
+            _compile(compiler, [str(source) for source in sources if source.suffix == ".c"], library)
+    return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it ends with the digest of what goes before: to load one that was cut short would crash the process."""
+    content = library.read_bytes() if library.exists() else b""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _compile(compiler: list[str], sources: list[str], library: Path) -> None:
     """Under another name first, so that nobody loads a half-written file."""
+    too_slow = KernelError(f"compiling the C kernels takes more than {_LIMIT_S} s; use backend='torch'")
+    if library in _too_slow:
+        raise too_slow
     library.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(library)
-    command = [compiler, *_FLAGS, "-o", str(temporary), *map(str, sources), "-lm"]
+    command = [*compiler, *_FLAGS, "-o", str(temporary), *sources, "-lm"]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LIMIT_S)
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S)
+        digest = hashlib.sha256(temporary.read_bytes()).digest()
+        with open(temporary, "ab") as file:
+            file.write(digest)
         os.replace(temporary, library)
+    except subprocess.TimeoutExpired:
+        _too_slow.add(library)
+        raise too_slow from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -181,6 +184,46 @@ def test_a_library_is_compiled_once(no_library_yet: Path, monkeypatch: pytest.Mo
     assert [path.suffix for path in no_library_yet.iterdir()] == [".so"]
 
 
+@needs_compiler
+def test_the_compiler_may_have_arguments(no_library_yet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, 'test "$1" = -DX && exec cc "$@"') + " -DX")
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is C
+
+
+@needs_compiler
+@pytest.mark.parametrize("bytes_left", [0, 1000, 10_000, -1])
+def test_a_library_that_was_cut_short_is_compiled_again(no_library_yet: Path, bytes_left: int) -> None:
+    c_library.c_library()
+    (path,) = no_library_yet.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # what this process has loaded stays as it is
+    path.write_bytes(whole[:bytes_left])
+    load = "from cbserve.kernels.c_library import c_library; c_library()"
+    subprocess.run([sys.executable, "-c", load], check=True)  # to load a torn one would end the process
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_a_compiler_that_hangs_is_waited_for_once(
+    no_library_yet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, f"echo x >> {tmp_path}/calls; exec sleep 60"))
+    monkeypatch.setattr(c_library, "_LIMIT_S", 0.5)
+    for _ in range(2):
+        with pytest.raises(KernelError, match="takes more than 0.5 s"):
+            choose_backend("c", "cpu", torch.float32, [64, 576])
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is TORCH
+    assert (tmp_path / "calls").read_text() == "x\n"
+
+
+@needs_compiler
+def test_two_threads_compile_one_library(no_library_yet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, f'echo x >> {tmp_path}/calls; exec cc "$@"'))
+    with ThreadPoolExecutor(2) as pool:
+        chosen = list(pool.map(lambda _: choose_backend("auto", "cpu", torch.float32, [64]), range(2)))
+    assert chosen == [C, C]
+    assert (tmp_path / "calls").read_text() == "x\n"
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -198,6 +241,25 @@ def test_without_a_working_compiler_torch_computes(
         choose_backend("c", "cpu", torch.float32, [64, 576])
     assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is TORCH
     assert not any(path.name.endswith(".tmp") for path in no_library_yet.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("CBSERVE_HOME", "~no-such-user/x", "home directory"),
+        ("CBSERVE_HOME", "/dev/null", "Not a directory"),
+        ("CC", "cc 'no closing quote", "there is no C compiler"),
+        ("CC", " ", "there is no C compiler ' '"),
+        pytest.param("CC", "cc -fvisibility=hidden", "undefined symbol", marks=needs_compiler),
+    ],
+)
+def test_with_wrong_settings_torch_computes(
+    name: str, value: str, said: str, no_library_yet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(KernelError, match=said):
+        choose_backend("c", "cpu", torch.float32, [64, 576])
+    assert choose_backend("auto", "cpu", torch.float32, [64, 576]) is TORCH
 
 
 def test_elsewhere_than_on_linux_torch_computes(no_library_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
