@@ -191,7 +191,7 @@ def test_the_compiler_may_have_arguments(no_library_yet: Path, monkeypatch: pyte
 
 
 @needs_compiler
-@pytest.mark.parametrize("bytes_left", [0, 1000, 10_000, -1])
+@pytest.mark.parametrize("bytes_left", [0, 10_000])
 def test_a_library_that_was_cut_short_is_compiled_again(no_library_yet: Path, bytes_left: int) -> None:
     c_library.c_library()
     (path,) = no_library_yet.iterdir()
