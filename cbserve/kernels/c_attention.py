@@ -11,7 +11,7 @@ from torch import Tensor
 from cbserve.kernels.c_library import LANES, c_library, num_threads
 from cbserve.kernels.c_ops import fits, refusal, side_by_side
 from cbserve.kernels.jit import KernelError
-from cbserve.kernels.paged_attention import PagedAttention
+from cbserve.kernels.paged_attention import PagedAttention, num_leading_decodes
 
 
 class CPagedAttention:
@@ -30,7 +30,7 @@ class CPagedAttention:
         device: torch.device,
     ) -> None:
         self._function = c_library().paged_decode
-        self._decodes = decodes = next((s for s, n in enumerate(query_lens) if n != 1), len(query_lens))
+        self._decodes = decodes = num_leading_decodes(query_lens)
         rest = block_tables[decodes:], query_lens[decodes:], context_lens[decodes:]
         self._prefills = PagedAttention(*rest, block_size, dtype, device) if decodes < len(query_lens) else None
         tables, contexts = block_tables[:decodes], context_lens[:decodes]

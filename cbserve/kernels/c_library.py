@@ -26,7 +26,6 @@ _LIMIT_S = 30  # it takes 1 to 3 s; nobody should wait for long for a compiler t
 _too_slow: set[Path] = set()  # what took longer is not tried again by this process
 _compiling = threading.Lock()
 
-
 LANES = 8  # as in c/vectors.h: vectors of other lengths than its multiples are left to torch
 
 

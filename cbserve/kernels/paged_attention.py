@@ -95,6 +95,11 @@ class PagedAttention:
         return out
 
 
+def num_leading_decodes(query_lens: Sequence[int]) -> int:
+    """How many sequences at the front have one query each: what a kernel for decodes can take as a slice."""
+    return next((s for s, n in enumerate(query_lens) if n != 1), len(query_lens))
+
+
 @dataclass(frozen=True)
 class _Chunk:
     """Several queries of one sequence: a prompt, or a part of it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cbserve.kernels.jit import capability
-from cbserve.kernels.paged_attention import PagedAttention
+from cbserve.kernels.paged_attention import PagedAttention, num_leading_decodes
 from cbserve.kernels.paged_decode import paged_decode_triton
 from cbserve.kernels.paged_prefill import paged_prefill_triton, prefill_tiles
 
@@ -31,7 +31,7 @@ class TritonPagedAttention:
         device: torch.device,
     ) -> None:
         self.num_queries = sum(query_lens)
-        self._decodes = decodes = next((s for s, n in enumerate(query_lens) if n != 1), len(query_lens))
+        self._decodes = decodes = num_leading_decodes(query_lens)
         self._decode_tables = _padded(block_tables[:decodes], device)
         self._decode_lens = torch.tensor(context_lens[:decodes], dtype=torch.int32, device=device)
         rest = block_tables[decodes:], query_lens[decodes:], context_lens[decodes:]
