@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,6 @@ class Simulation:
         return self.fold.goodput(limits_s)
 
 
-class _Listened(Trace):
-    """Hands every event on, and keeps it if asked to."""
-
-    def __init__(self, meta: dict[str, Any], listeners: list[Callable[[Event], None]]) -> None:
-        super().__init__(meta)
-        self._listeners = listeners
-
-    def emit(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
-
-
 def simulate(
     workload: Workload | ClosedLoop,
     cost: CostModel,
@@ -74,7 +63,6 @@ def simulate(
     trace_path: str | Path | None = None,
     fast_forward: bool = True,
     progress: Callable[[RequestOutput], None] | None = None,
-    listeners: Iterable[Callable[[Event], None]] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Simulation:
     """Serve `workload` in simulated time.
@@ -87,10 +75,9 @@ def simulate(
         max_tokens: what each request asks for at most; None: as much as the engine allows. A static batch reserves room
             for that, so with None a pool has room for few requests at a time, often one.
         keep_trace: False: only the numbers are kept, for a million requests.
-        trace_path: write the events to this file as they happen (JSON lines; `Trace.load` reads it).
+        trace_path: write the events to this file during the run (JSON lines; `Trace.load` reads it).
         fast_forward: False lives through every step, for comparison, and records block tables too.
         progress: called with each request's output when it ends.
-        listeners: called with each event as it happens; a `step` may be a span, and tells no steady rows.
         meta: what the trace should know of model and device.
 
     Raises:
@@ -98,7 +85,7 @@ def simulate(
         TraceError: `trace_path` cannot be written.
     """
     _require_sound(workload, cost, scheduler, fast_forward)
-    listeners = _require_told(progress, listeners, meta)
+    _require_told(progress, meta)
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     if preemption != "recompute" and host_pool is None:
         raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
@@ -123,21 +110,18 @@ def simulate(
         meta={"model": "simulated", "device": "none", **(meta or {})},
         fast_forward=fast_forward,
     )
-    fold, refused = RunFold(), []
-    told = [fold.add, *listeners]
-    engine.trace = trace = _Listened(engine.trace.meta, told)
-    if keep_trace:
-        told.append(trace.events.append)
+    trace, fold, refused = engine.trace, RunFold(), []
     writer = TraceWriter(trace_path, trace.meta) if trace_path is not None else None
+    told = _Told(trace.events, [fold.add] if writer is None else [fold.add, writer], keep_trace)
     try:
-        if writer is not None:
-            told.append(writer)
         outputs = _closed(engine, loop, lengths, max_tokens) if loop else engine.replay(workload.requests(max_tokens))
         for output in outputs:
             if output.error and len(refused) < 10:
                 refused.append((output.request_id, output.error))
             if progress is not None:
                 progress(output)
+            told.batch()
+        told.rest()
         if writer is not None:
             writer.close()
     except BaseException:
@@ -145,6 +129,37 @@ def simulate(
             writer.discard()
         raise
     return Simulation(trace, fold, tuple(refused))
+
+
+class _Told:
+    """Hands events on a few thousand at a time. One by one, between two steps, each would take twice as long: by then
+    the processor's caches hold the scheduler's code.
+
+    Args:
+        events: grows during the run.
+        takers: called with each event.
+        keep: False: events that were handed on are dropped.
+    """
+
+    BATCH = 4096
+
+    def __init__(self, events: list[Event], takers: list[Callable[[Event], None]], keep: bool) -> None:
+        self._events, self._takers, self._keep = events, takers, keep
+        self._num_told = 0
+
+    def batch(self) -> None:
+        """Hand on what has come, if it is enough."""
+        if len(self._events) - self._num_told >= self.BATCH:
+            self.rest()
+
+    def rest(self) -> None:
+        """Hand on what has come."""
+        for take in self._takers:
+            for event in islice(self._events, self._num_told, None):
+                take(event)
+        if not self._keep:
+            self._events.clear()
+        self._num_told = len(self._events)
 
 
 def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool) -> None:
@@ -158,18 +173,11 @@ def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool)
         raise InvalidRequestError(f"cost={cost!r} has no `ramp`: take a Roofline, or fast_forward=False")
 
 
-def _require_told(progress: Any, listeners: Any, meta: Any) -> list[Callable[[Event], None]]:
-    """The listeners, when all who want to be told can be, and `meta` can stand in a trace."""
+def _require_told(progress: Any, meta: Any) -> None:
     if progress is not None and not callable(progress):
         raise InvalidRequestError(f"progress={progress!r}: must be a function of a RequestOutput, or None")
-    told = list(listeners) if isinstance(listeners, Iterable) else [None]
-    if not all(map(callable, told)):
-        raise InvalidRequestError(
-            f"listeners={listeners!r}: must be a list of functions of an Event, such as [fold.add]"
-        )
     if meta is not None and not (isinstance(meta, Mapping) and all(isinstance(name, str) for name in meta)):
         raise InvalidRequestError(f"meta={meta!r}: must be a dict from names to values, such as {{'model': 'mine'}}")
-    return told
 
 
 def _closed(
