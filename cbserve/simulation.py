@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,6 +63,7 @@ def simulate(
     trace_path: str | Path | None = None,
     fast_forward: bool = True,
     progress: Callable[[RequestOutput], None] | None = None,
+    listeners: Iterable[Callable[[Event], None]] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Simulation:
     """Serve `workload` in simulated time.
@@ -78,6 +79,8 @@ def simulate(
         trace_path: write the events to this file during the run (JSON lines; `Trace.load` reads it).
         fast_forward: False lives through every step, for comparison, and records block tables too.
         progress: called with each request's output when it ends.
+        listeners: called with each event in order, some thousand at a time; a `step` may be a span, and tells no steady
+            rows.
         meta: what the trace should know of model and device.
 
     Raises:
@@ -85,7 +88,7 @@ def simulate(
         TraceError: `trace_path` cannot be written.
     """
     _require_sound(workload, cost, scheduler, fast_forward)
-    _require_told(progress, meta)
+    listeners = _require_told(progress, listeners, meta)
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     if preemption != "recompute" and host_pool is None:
         raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
@@ -112,7 +115,8 @@ def simulate(
     )
     trace, fold, refused = engine.trace, RunFold(), []
     writer = TraceWriter(trace_path, trace.meta) if trace_path is not None else None
-    told = _Told(trace.events, [fold.add] if writer is None else [fold.add, writer], keep_trace)
+    takers = [fold.add, *listeners, *([] if writer is None else [writer])]
+    told = _Told(trace.events, takers, keep_trace)
     try:
         outputs = _closed(engine, loop, lengths, max_tokens) if loop else engine.replay(workload.requests(max_tokens))
         for output in outputs:
@@ -173,11 +177,18 @@ def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool)
         raise InvalidRequestError(f"cost={cost!r} has no `ramp`: take a Roofline, or fast_forward=False")
 
 
-def _require_told(progress: Any, meta: Any) -> None:
+def _require_told(progress: Any, listeners: Any, meta: Any) -> list[Callable[[Event], None]]:
+    """The listeners, when all who want to be told can be, and `meta` can stand in a trace."""
     if progress is not None and not callable(progress):
         raise InvalidRequestError(f"progress={progress!r}: must be a function of a RequestOutput, or None")
+    told = list(listeners) if isinstance(listeners, Iterable) else [None]
+    if not all(map(callable, told)):
+        raise InvalidRequestError(
+            f"listeners={listeners!r}: must be a list of functions of an Event, such as [fold.add]"
+        )
     if meta is not None and not (isinstance(meta, Mapping) and all(isinstance(name, str) for name in meta)):
         raise InvalidRequestError(f"meta={meta!r}: must be a dict from names to values, such as {{'model': 'mine'}}")
+    return told
 
 
 def _closed(

@@ -99,6 +99,7 @@ def test_whatever_an_argument_is_it_works_or_is_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
+        *(("listeners", wrong) for wrong in (None, 5, "x", [3], [print, None], print, {"a": 1})),
         *(("progress", wrong) for wrong in (5, "x", [print], True)),
         *(("meta", wrong) for wrong in (5, "x", [("a", 1)], {1: 2})),
     ],
@@ -108,6 +109,12 @@ def test_who_wants_to_be_told_of_a_simulation_must_be_callable(name: str, wrong:
     with pytest.raises(InvalidRequestError, match=f"^{re.escape(f'{name}={wrong!r}: must be ')}"):
         make(**sound, **{name: wrong}, trace_path=tmp_path / "run.jsonl")
     assert not list(tmp_path.iterdir())
+
+
+def test_listeners_may_come_from_a_generator() -> None:
+    heard: list[Any] = []
+    simulation = simulate(**SOUND[-1][1], listeners=(listen for listen in [heard.append]), progress=heard.append)
+    assert len(heard) == len(simulation.trace.events) + len(JOBS)
 
 
 @pytest.mark.parametrize(("make", "sound"), SEEDED, ids=[getattr(make, "__name__", "") for make, _ in SEEDED])
