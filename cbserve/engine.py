@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-import heapq
-import math
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from cbserve.clock import Clock, RealClock
 from cbserve.core.errors import InvalidRequestError, SchedulerError
-from cbserve.core.plan import Ramp, Reason, StepPlan, StepResult
-from cbserve.core.request import Request
+from cbserve.core.plan import Reason, StepPlan, StepResult
+from cbserve.core.request import FinishReason, Request
 from cbserve.core.scheduler import Scheduler, StepUpdate
 from cbserve.core.trace import Arrived, Refused, Trace
-from cbserve.outputs import OutputBuilder, RequestOutput, refused_output
+from cbserve.executors.protocol import Executor, ForeseeingExecutor
+from cbserve.incoming import Incoming, require_request
+from cbserve.interrupts import interrupts_held_back
+from cbserve.outputs import OutputBuilder, RequestOutput, unserved_output
 from cbserve.recorder import Recorder, rows_of
 
 _FREE = nullcontext()
-
-
-class interrupts_held_back:  # noqa: N801  (a context manager, called like a function)
-    """Ctrl-C waits until the books are in order: a KeyboardInterrupt within would leave a block or a slot with
-    nobody."""
-
-    def __enter__(self) -> None:
-        self._caught: tuple[Any, ...] | None = None
-        # only the main thread is interrupted, and only there may a handler be set
-        self._is_main = threading.current_thread() is threading.main_thread()
-        self._is_main &= signal.getsignal(signal.SIGINT) is not None  # set by C code: Python cannot put it back
-        if self._is_main:
-            self._handler = signal.signal(signal.SIGINT, self._catch)
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._caught is not None and callable(self._handler):
-                self._handler(*self._caught)
-
-    def _catch(self, *args: Any) -> None:
-        self._caught = args
-
-
-class Executor(Protocol):
-    """Carries out a `StepPlan`; sees nothing else."""
-
-    def execute(self, plan: StepPlan) -> StepResult: ...
-
-
-@runtime_checkable
-class ForeseeingExecutor(Executor, Protocol):
-    """One that knows beforehand what steps will take: a simulation."""
-
-    takes_steady: bool  # it follows plans whose steady rows are not told one by one
-
-    def ramp(self, plan: StepPlan, most: int) -> Ramp:
-        """Durations of `plan` and of at most `most` - 1 steps that differ from it in lengths only. No answer ends
-        before the last of them."""
-
-    def foresee(self, plan: StepPlan, count: int) -> list[Sequence[int]]:
-        """The tokens that each row of `plan` is given in `count` such steps."""
-
-    def answer(self, plan: StepPlan) -> StepResult:
-        """What `execute` gives, but for the duration: of a step that `ramp` has told."""
 
 
 class Engine:
@@ -99,10 +53,7 @@ class Engine:
             scheduler.keep_cruise()
         self._meta = meta or {}
         self._builders: dict[str, OutputBuilder] = {}
-        self._future: list[tuple[float, int, Request]] = []  # a heap: requests that have not arrived yet
-        self._future_ids: set[str] = set()
-        self._to_come: Iterator[Request] = iter(())  # in order of arrival, read when their time is near
-        self._num_added = 0
+        self._incoming = Incoming()
         self._is_stalled = False
         self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
         self.new_trace()
@@ -143,53 +94,56 @@ class Engine:
         Raises:
             InvalidRequestError: its id is in use, or it is no Request.
         """
-        if not isinstance(request, Request):
-            raise InvalidRequestError(f"{request!r} is no Request; make one: Request(request_id, prompt_token_ids)")
-        if request.request_id in self._builders or request.request_id in self._future_ids:
-            raise InvalidRequestError(
-                f"request_id={request.request_id!r} is in use by an unfinished request; take another"
-            )
-        now = self.clock.now()
-        if request.arrival_s is None:
-            request = replace(request, arrival_s=now)
-        self._num_added += 1
-        arrival_s = request.arrival_s or 0.0
-        if arrival_s > now:
-            heapq.heappush(self._future, (arrival_s, self._num_added, request))
-            self._future_ids.add(request.request_id)
+        require_request(request)
+        if request.request_id in self._incoming:
+            raise _in_use(request)
+        if (request.arrival_s or 0.0) > self.clock.now():
+            self._require_new(request)
+            self._incoming.add(request)
         else:
             with self._books():
                 self._arrive(request)
 
+    def _require_new(self, request: Request) -> None:
+        if request.request_id in self._builders:
+            raise _in_use(request)
+
     def _arrive(self, request: Request) -> None:
-        params, time_s = request.params, request.arrival_s or 0.0
+        self._require_new(request)
+        if request.arrival_s is None:
+            request = replace(request, arrival_s=self.clock.now())
+        self._note_arrival(request)
+        added = self.scheduler.add(request)
+        if isinstance(added, Reason):
+            self._refuse(request, str(added))
+            return
+        builder = self._builders[request.request_id] = OutputBuilder(request, request.arrival_s or 0.0)
+        builder.samples[0] = added
+
+    def _note_arrival(self, request: Request) -> None:
+        params, prompt = request.params, request.prompt_token_ids
         self.trace.emit(
             Arrived(
-                time_s, request.request_id, len(request.prompt_token_ids), params.max_tokens, request.priority,
+                request.arrival_s or 0.0, request.request_id, len(prompt), params.max_tokens, request.priority,
                 request.client_id, params.n,
             )
         )  # fmt: skip
-        added = self.scheduler.add(request)
-        if isinstance(added, Reason):
-            self.refuse(request, str(added))
-            return
-        builder = self._builders[request.request_id] = OutputBuilder(request, time_s)
-        builder.samples[0] = added
 
     def refuse(self, request: Request, message: str) -> None:
-        """End a request at once with finish_reason "error"; the next step gives it out."""
+        """End a request, new here, at once with finish_reason "error"; the next step gives it out."""
+        self._note_arrival(request)
+        self._refuse(request, message)
+
+    def _refuse(self, request: Request, message: str) -> None:
         now = self.clock.now()
         self.trace.emit(Refused(now, request.request_id, message))
-        self._pending.append(refused_output(request, now, message))
+        self._pending.append(unserved_output(request, now, FinishReason.ERROR, message))
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Take a request back, wherever it is. Returns what it got so far; None if the id is unknown or finished."""
-        for entry in self._future:
-            if entry[2].request_id == request_id:
-                self._future.remove(entry)
-                self._future_ids.remove(request_id)
-                heapq.heapify(self._future)
-                return None
+        """Take a request back, wherever it is. Returns what it got so far; None if the id is unknown or finished. One
+        that had not arrived yet leaves nothing in the trace."""
+        if (request := self._incoming.remove(request_id)) is not None:
+            return unserved_output(request, self.clock.now(), FinishReason.ABORT)
         builder = self._builders.get(request_id)
         if builder is None:
             return None
@@ -202,10 +156,9 @@ class Engine:
     def abort_all(self) -> list[RequestOutput]:
         """Abort everything; afterwards the pool is free and the engine can be used again."""
         with interrupts_held_back():
-            self._future.clear()
-            self._future_ids.clear()
-            self._to_come = iter(())
             outputs = [self.abort(request_id) for request_id in list(self._builders)]
+            now = self.clock.now()
+            outputs += [unserved_output(request, now, FinishReason.ABORT) for request in self._incoming.clear()]
             for request_id in list(self.scheduler.requests):  # finished, but a learner's duty never retired it
                 self.scheduler.abort(request_id)
             self._builders.clear()  # of what left in an update that failed before it was recorded
@@ -214,7 +167,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._builders or self._future or self._pending)
+        return bool(self._builders or self._incoming or self._pending)
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
@@ -245,7 +198,7 @@ class Engine:
             plan = self.scheduler.schedule(start)
             self._recorder.decisions(plan, start)
             self._note_admissions(plan, start)
-            if not plan.rows and not plan.steady:
+            if plan.is_empty:
                 self._recorder.tables(plan, start)
                 return plan
             if self._foresees is not None:
@@ -280,7 +233,7 @@ class Engine:
         most = 1 if self._pending else self.scheduler.horizon(plan)
         if most > 1:
             ramp = executor.ramp(plan, most)
-            count, end = ramp.run(start, self._future[0][0] if self._future else math.inf)
+            count, end = ramp.run(start, self._incoming.next_s)
             if count > 1:
                 rows = rows_of(plan)
                 self.scheduler.advance(plan, count, executor.foresee(plan, count - 1) if rows else [])
@@ -297,17 +250,11 @@ class Engine:
             InvalidRequestError: one arrives before the one that it follows.
         """
         try:
-            self._to_come = _in_order(requests)
-            self._read_ahead()
+            self._incoming.follow(requests)
             while self.has_unfinished:
                 yield from self.step(partial=False)
         finally:
             self.abort_all()
-
-    def _read_ahead(self) -> None:
-        """Know the next arrival, if there is one."""
-        while not self._future and (request := next(self._to_come, None)) is not None:
-            self.add_request(request)
 
     def stream(self, requests: Iterable[Request] = (), partial: bool = True) -> Iterator[RequestOutput]:
         """Add requests and yield outputs as they grow, until all have ended.
@@ -327,24 +274,20 @@ class Engine:
         return list(self.stream(requests, partial=False))
 
     def _wait_for_arrivals(self) -> None:
-        if self._future and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
-            self.clock.wait_until(self._future[0][0])
+        if self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
+            self.clock.wait_until(self._incoming.next_s)
         self._is_stalled = False
 
     def _let_arrive(self) -> None:
-        now = self.clock.now()
-        while self._future and self._future[0][0] <= now:
-            request = heapq.heappop(self._future)[2]
-            self._future_ids.remove(request.request_id)
+        for request in self._incoming.due(self.clock.now()):
             self._arrive(request)
-            self._read_ahead()
 
     def _nothing_to_run(self, plan: StepPlan) -> list[RequestOutput]:
         """An empty plan: wait for the next arrival, or say that nothing will ever move."""
         pending = self._take_pending()
         if pending or plan.preemptions:
             return pending
-        if self._future:
+        if self._incoming:
             self._is_stalled = True  # the next step waits for the next arrival
             return []
         stuck = [seq for seq in self.scheduler.running if seq.is_finished]
@@ -398,14 +341,5 @@ class Engine:
         return pending
 
 
-def _in_order(requests: Iterable[Request]) -> Iterator[Request]:
-    """Raises InvalidRequestError at the first that arrives before the one that it follows."""
-    latest = 0.0
-    for request in requests:
-        arrival_s = request.arrival_s or 0.0
-        if arrival_s < latest:
-            raise InvalidRequestError(
-                f"request {request.request_id!r} arrives at {arrival_s} s, after one at {latest} s; sort them"
-            )
-        latest = arrival_s
-        yield request
+def _in_use(request: Request) -> InvalidRequestError:
+    return InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from cbserve.core.batching import Batching, ContinuousBatching
+from cbserve.core.batching import Batching, ContinuousBatching, require_batching
 from cbserve.core.blocks import BlockPool
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer
 from cbserve.core.kv_cache import KVCacheManager
-from cbserve.core.policies import Policy
+from cbserve.core.policies import Policy, require_policy
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.scheduler import Scheduler
+from cbserve.core.scheduler import Scheduler, require_scheduler_class
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Trace
 from cbserve.engine import Engine
@@ -28,10 +29,9 @@ from cbserve.executors.torch_executor import TorchExecutor
 from cbserve.hardware.capacity import CPU_KV_CACHE_BYTES, default_num_blocks
 from cbserve.models.weights import load_model
 from cbserve.outputs import RequestOutput
+from cbserve.prompts import Prompt, as_batch, encode, params_for
 
 CUDA_MEMORY_SHARE = 0.9  # of what is free when the weights are loaded
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
 
 class LLM:
@@ -39,7 +39,7 @@ class LLM:
 
     Args:
         model: "smollm2-135m" (fetched when absent), "tiny" (random, instant), or a Hugging Face folder of a Llama
-        model.
+            model.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
         dtype: a torch dtype or its name; None: float32 on CPU, by compute capability on CUDA.
         batching: `ContinuousBatching(...)` or `StaticBatching(...)`; continuous by default.
@@ -54,8 +54,7 @@ class LLM:
             min(max_num_seqs x max_model_len tokens, 512 MB), on CUDA 90 % of the free memory.
         enable_prefix_caching: find the K and V of known prefixes instead of computing them again.
         preemption: what becomes of a victim's K and V: "recompute"; "swap", copied to host memory while there is room;
-        or
-            "auto", whichever this machine does faster, measured once.
+            or "auto", whichever this machine does faster, measured once.
         swap_space_bytes: host memory for swapping; as much as the KV pool by default.
         max_num_seqs, max_num_batched_tokens: shorthand for the same arguments of `ContinuousBatching`.
         max_model_len: most tokens of prompt and answer together; the model's own limit by default.
@@ -97,8 +96,8 @@ class LLM:
             ("block_size", block_size), ("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes),
             ("max_model_len", max_model_len), ("swap_space_bytes", swap_space_bytes),
         ):  # fmt: skip
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least 1")
+            if value is not None:
+                integer(name, value, 1)
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidRequestError(f"num_blocks={num_blocks} and kv_cache_bytes={kv_cache_bytes}: give one of them")
         if preemption not in ("recompute", "swap", "auto"):
@@ -111,10 +110,8 @@ class LLM:
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
             raise InvalidRequestError(f"seed={seed!r}: must be an integer from 0 to 2**63 - 1")
         batching = _batching(batching, max_num_seqs, max_num_batched_tokens)
-        if not isinstance(policy, Policy | None):
-            raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")
-        if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
-            raise InvalidRequestError(f"scheduler={scheduler!r}: must be a subclass of Scheduler, the class itself")
+        require_policy(policy)
+        require_scheduler_class(scheduler)
         for name, function in (("block_pool", block_pool), ("attention", attention)):
             if function is not None and not callable(function):
                 raise InvalidRequestError(f"{name}={function!r}: must be a class or a function")
@@ -126,7 +123,7 @@ class LLM:
         self.max_model_len = max_model_len or limit
         self.seed = seed
         num_blocks = self._num_blocks(num_blocks, kv_cache_bytes, block_size, batching.max_num_seqs, verbose)
-        checker = StopChecker(self.config.eos_token_ids, self.max_model_len, self.tokenizer.token_bytes)
+        checker = StopChecker(self.config.eos_token_ids, self.tokenizer.token_bytes)
         num_host_blocks = self._num_host_blocks(preemption, swap_space_bytes, num_blocks, block_size)
         try:
             self.executor = TorchExecutor(
@@ -192,9 +189,9 @@ class LLM:
 
         Ctrl-C aborts what runs and leaves the engine ready for the next call.
         """
-        batch = _as_batch(prompts)
+        batch = as_batch(prompts)
         by_id: dict[str, RequestOutput] = {}
-        requests, texts = self._requests(batch, _params_list(params, len(batch)))
+        requests, texts = self._requests(batch, params_for(params, len(batch)))
         bar = tqdm(
             total=len(batch), unit="request", disable=not use_tqdm, file=_bar_file(), leave=False, dynamic_ncols=True
         )
@@ -226,7 +223,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Answer one prompt and yield its output as it grows; text never ends within a character or a stop string."""
-        requests, texts = self._requests([prompt], _params_list(params, 1))
+        requests, texts = self._requests([prompt], params_for(params, 1))
         for output in self._stream(requests):
             output.prompt = texts[output.request_id]
             yield output
@@ -282,29 +279,11 @@ class LLM:
             request_id = str(next(self._ids))
             texts[request_id] = prompt if isinstance(prompt, str) else None
             try:
-                requests.append(Request(request_id, self._encode(prompt), param, arrival_s=0.0))
+                ids = encode(prompt, self.tokenizer, self.config.vocab_size)
+                requests.append(Request(request_id, ids, param, arrival_s=0.0))
             except (CBServeError, TypeError, ValueError) as error:
                 requests.append((Request(request_id, (), param, arrival_s=0.0), str(error)))
         return requests, texts
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if isinstance(prompt, torch.Tensor):
-            prompt = prompt.tolist()
-        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise InvalidRequestError(
-                f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages"
-            )
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.tokenizer.apply_chat_template(prompt)
-        vocab_size = self.config.vocab_size
-        ids = []
-        for token in prompt:
-            if not hasattr(token, "__index__") or isinstance(token, bool) or not 0 <= int(token) < vocab_size:
-                raise InvalidRequestError(f"token id {token!r}: must be an integer in 0..{vocab_size - 1}")
-            ids.append(int(token))
-        return ids
 
     def _num_host_blocks(self, preemption: str, swap_space_bytes: int | None, num_blocks: int, block_size: int) -> int:
         if preemption == "recompute":
@@ -347,8 +326,7 @@ def _batching(batching: Batching | None, max_num_seqs: int | None, max_num_batch
     limits = {name: value for name, value in limits.items() if value is not None}
     if batching is not None and limits:
         raise InvalidRequestError(f"{', '.join(limits)} beside batching={batching}: give them to the batching instead")
-    if batching is not None and not isinstance(batching, Batching):
-        raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")
+    require_batching(batching)
     return batching or ContinuousBatching(**limits)
 
 
@@ -365,42 +343,10 @@ def _device(device: str | torch.device | None) -> torch.device:
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    names = ("float32", "float16", "bfloat16")
     value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if (
-        value is not None
-        and value not in [getattr(torch, name) for name in names]
-        or (dtype is not None and value is None)
-    ):
-        raise InvalidRequestError(f"dtype={dtype!r}: must be one of {', '.join(names)}, or None")
+    if dtype is not None and value not in (torch.float32, torch.float16, torch.bfloat16):
+        raise InvalidRequestError(f"dtype={dtype!r}: must be one of float32, float16, bfloat16, or None")
     return value
-
-
-def _as_batch(prompts: Any) -> list[Prompt]:
-    """One prompt or a list of them -> a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, torch.Tensor):
-        prompts = prompts.tolist()
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise InvalidRequestError(
-            f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them"
-        )
-    first = prompts[0] if len(prompts) else None
-    is_id = isinstance(first, float) or (hasattr(first, "__index__") and not isinstance(first, bool | torch.Tensor))
-    is_one = isinstance(first, Mapping) or is_id
-    return [prompts] if is_one else list(prompts)
-
-
-def _params_list(params: Any, num_prompts: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    params = list(params) if isinstance(params, Iterable) else [params]
-    for wrong in (p for p in params if not isinstance(p, SamplingParams)):
-        raise InvalidRequestError(f"params: {wrong!r} is no SamplingParams")
-    if len(params) != num_prompts:
-        raise InvalidRequestError(f"{len(params)} params for {num_prompts} prompts; give one for all, or one each")
-    return params
 
 
 def _bar_file() -> Any:

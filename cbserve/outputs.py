@@ -27,10 +27,6 @@ class Usage:
     completion_tokens: int
     num_preemptions: int = 0
 
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
 
 @dataclass(slots=True)
 class Times:
@@ -100,9 +96,9 @@ class OutputBuilder:
         return RequestOutput(self.request.request_id, prompt, outputs, self.finished, usage, self.times)
 
 
-def refused_output(request: Request, now_s: float, message: str) -> RequestOutput:
-    """The answer to a request that can never be served."""
-    outputs = [CompletionOutput(index, finish_reason=FinishReason.ERROR) for index in range(request.params.n)]
+def unserved_output(request: Request, now_s: float, reason: FinishReason, message: str | None = None) -> RequestOutput:
+    """The answer to a request that ends before anybody queued it: it can never be served, or was taken back."""
+    outputs = [CompletionOutput(index, finish_reason=reason) for index in range(request.params.n)]
     usage = Usage(len(request.prompt_token_ids), 0)
     times = Times(now_s, finished_s=now_s)
     return RequestOutput(request.request_id, request.prompt_token_ids, outputs, True, usage, times, error=message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cbserve.core.plan import Ramp, StepPlan
+from cbserve.core.plan import Admission, Preemption, Ramp, StepPlan
 from cbserve.core.scheduler import Scheduler, StepUpdate
 from cbserve.core.table_log import TableLog
 from cbserve.core.trace import (
@@ -47,31 +47,34 @@ class Recorder:
         return plan.step - self._offset
 
     def decisions(self, plan: StepPlan, now_s: float) -> None:
-        """Who yielded, who was admitted, why the first in the queue was not."""
+        """Who was admitted and who yielded, as it was decided; why the first in the queue was not admitted."""
         step, emit = self.number(plan), self.trace.emit
-        for p in plan.preemptions:
-            reason = str(p.reason)
-            emit(
-                Preempted(
-                    now_s, step, p.request_id, p.seq_id, p.slot, p.cause, reason, p.how, p.num_computed_tokens,
-                    p.num_blocks,
-                )
-            )  # fmt: skip
-            if not self._warned_of_preemption:
-                self._warned_of_preemption = True
-                logger.warning(
-                    "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
-                    "in the trace; a larger pool or fewer slots avoid them.",
-                    p.request_id, p.cause.replace("_", " "), reason, p.num_computed_tokens,
-                )  # fmt: skip
-        for a in plan.admissions:
-            places = a.resumed, a.num_cached_tokens, a.num_swapped_blocks
-            emit(Admitted(now_s, step, a.request_id, a.seq_id, a.slot, *places))
+        for taken in plan.decisions:
+            who = taken.request_id, taken.seq_id, taken.slot
+            if isinstance(taken, Admission):
+                places = taken.resumed, taken.num_cached_tokens, taken.num_swapped_blocks
+                emit(Admitted(now_s, step, *who, *places))
+            else:
+                what = taken.cause, str(taken.reason), taken.how, taken.num_computed_tokens, taken.num_blocks
+                emit(Preempted(now_s, step, *who, *what))
+                self._warn(taken)
         if (blocked := plan.blocked) is not None:
             key = (blocked.seq_id, blocked.reason.code)
             if key != self._last_blocked:
                 emit(BlockedEvent(now_s, step, blocked.request_id, *key, str(blocked.reason)))
             self._last_blocked = key
+
+    def _warn(self, preemption: Preemption) -> None:
+        """Once a trace."""
+        if self._warned_of_preemption:
+            return
+        self._warned_of_preemption = True
+        logger.warning(
+            "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
+            "in the trace; a larger pool or fewer slots avoid them.",
+            preemption.request_id, preemption.cause.replace("_", " "), preemption.reason,
+            preemption.num_computed_tokens,
+        )  # fmt: skip
 
     def tables(self, plan: StepPlan, now_s: float) -> None:
         """What is new in the block tables."""
@@ -85,7 +88,7 @@ class Recorder:
         self.trace.emit(
             StepEvent(
                 self.last_step, start_s, end_s, rows_of(plan), plan.num_waiting, plan.num_running,
-                plan.num_used_blocks, len(plan.copies), plan.num_evictions, len(plan.swap_outs) + len(plan.swap_ins),
+                plan.num_used_blocks, len(plan.copies), len(plan.evicted), len(plan.swap_outs) + len(plan.swap_ins),
                 num_steady=num_steady,
             )
         )  # fmt: skip
@@ -99,7 +102,7 @@ class Recorder:
         self.trace.emit(
             StepEvent(
                 first, start_s, end_s, rows, plan.num_waiting, plan.num_running, plan.num_used_blocks, 0,
-                plan.num_evictions, 0, count, ramp.segments, self._pool.num_used, num_steady,
+                len(plan.evicted), 0, count, ramp.segments, self._pool.num_used, num_steady,
             )
         )  # fmt: skip
 

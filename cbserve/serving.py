@@ -9,11 +9,12 @@ from cbserve.clock import VirtualClock
 from cbserve.core.batching import Batching, ContinuousBatching
 from cbserve.core.blocks import BlockPool
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer, is_integer
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.plan import StepPlan
 from cbserve.core.policies import Policy
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.scheduler import Scheduler
+from cbserve.core.scheduler import Scheduler, require_scheduler_class
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Trace
 from cbserve.engine import Engine
@@ -32,16 +33,6 @@ def _listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and not hasattr(value, "__len__")
-
-
-def _require_at_least_1(**values: object) -> None:
-    for name, value in values.items():
-        if value is not None and (not _is_integer(value) or value < 1):  # type: ignore[operator]
-            raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least 1")
-
-
 def serve(
     lengths: Sequence[int],
     batching: Batching | None = None,
@@ -56,11 +47,11 @@ def serve(
     cache_salts: Sequence[str] | None = None,
     num_samples: int = 1,
     num_blocks: int | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
     enable_prefix_caching: bool = False,
     preemption: str = "recompute",
     num_host_blocks: int | None = None,
-    step_time_s: float | Callable[[StepPlan], float] = 1.0,
+    step_time_s: float | Callable[[StepPlan], float] | None = None,
 ) -> Trace:
     """Serve answers of `lengths` tokens and return what happened.
 
@@ -78,26 +69,23 @@ def serve(
         prompts: the prompts themselves, as token ids, in place of `prompt_tokens`: equal beginnings are known prefixes.
         cache_salts: one a request: different salts never share cached blocks.
         num_samples: answers to each prompt, forked when it is computed; scripted ones are all alike.
-        num_blocks: size of the KV pool; by default all requests fit.
+        num_blocks, block_size: the KV pool; by default all requests fit, in blocks of 16 tokens.
         enable_prefix_caching: find the blocks of known prefixes instead of computing them.
         preemption: "recompute" or "swap", to a host pool of `num_host_blocks` (by default as many as the pool has).
-        step_time_s: seconds a step, or a function of the plan (simulated runs only).
+        step_time_s: seconds a step, 1 by default, or a function of the plan.
 
     Raises:
         InvalidRequestError: a length is not an integer of at least 1, two arguments do not fit each other, or a request
             can never be served (in a pool that is too small for it, say).
     """
-    lengths = _listed("lengths", lengths)
-    for index, length in enumerate(lengths):
-        if not hasattr(length, "__index__") or isinstance(length, bool) or length < 1:
-            raise InvalidRequestError(f"lengths[{index}]={length!r}: must be an integer of at least 1")
+    lengths = [integer(f"lengths[{i}]", length, 1) for i, length in enumerate(_listed("lengths", lengths))]
     given = prompts is not None
-    _require_at_least_1(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
-    if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
-        raise InvalidRequestError(f"scheduler={scheduler!r}: must be a subclass of Scheduler, the class itself")
-    sizes = _listed("prompt_tokens", [prompt_tokens] * len(lengths) if _is_integer(prompt_tokens) else prompt_tokens)
-    for size in sizes:
-        _require_at_least_1(prompt_tokens=size)
+    for name, size in (("block_size", block_size), ("num_blocks", num_blocks), ("num_host_blocks", num_host_blocks)):
+        if size is not None:
+            integer(name, size, 1)
+    require_scheduler_class(scheduler)
+    sizes = _listed("prompt_tokens", [prompt_tokens] * len(lengths) if is_integer(prompt_tokens) else prompt_tokens)
+    sizes = [integer("prompt_tokens", size, 1) for size in sizes]
     texts: list[Sequence[int]] = list(prompts) if prompts is not None else [range(1, 1 + size) for size in sizes]
     arrivals = [0.0] * len(lengths) if arrivals_s is None else _listed("arrivals_s", arrivals_s)
     urgency = [0] * len(lengths) if priorities is None else _listed("priorities", priorities)
@@ -120,14 +108,18 @@ def serve(
         for index, n in enumerate(lengths)
     ]
     if llm is not None:
-        if (
-            batching is not None or policy is not None or scheduler is not Scheduler or num_blocks is not None
-            or enable_prefix_caching or preemption != "recompute" or num_host_blocks is not None
-        ):  # fmt: skip
+        own = {
+            "batching": batching, "policy": policy, "scheduler": scheduler is not Scheduler, "num_blocks": num_blocks,
+            "block_size": block_size, "enable_prefix_caching": enable_prefix_caching,
+            "preemption": preemption != "recompute", "num_host_blocks": num_host_blocks, "step_time_s": step_time_s,
+        }  # fmt: skip
+        if names := [name for name, value in own.items() if value is not None and value is not False]:
             raise InvalidRequestError(
-                "llm= brings its own batching, policy, scheduler and pool: give them to LLM(...) instead"
+                f"{', '.join(names)} beside llm=, which brings an engine of its own: give them to LLM(...), or leave "
+                "llm= out and simulate"
             )
         return llm.serve(requests)
+    block_size, step_time_s = block_size or 16, 1.0 if step_time_s is None else step_time_s
     blocks = sum(num_samples * -(-(len(p) + n) // block_size) for p, n in zip(texts, lengths, strict=True)) or 1
     num_blocks = num_blocks or blocks
     host_pool = BlockPool(num_host_blocks or num_blocks, block_size) if preemption == "swap" else None

@@ -16,7 +16,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.policies import Policy
 from cbserve.core.request import SamplingParams, Sequence
-from cbserve.core.scheduler import Scheduler
+from cbserve.core.scheduler import Scheduler, require_scheduler_class
 from cbserve.core.stopping import StopChecker
 from cbserve.core.summary import RunFold, Summary
 from cbserve.core.trace import Event, Trace
@@ -104,7 +104,7 @@ def simulate(
             KVCacheManager(BlockPool(num_blocks, block_size), enable_prefix_caching, host_pool),
             batching or ContinuousBatching(),
             policy,
-            StopChecker([EOS], max_model_len),
+            StopChecker([EOS]),
             max_model_len,
             preemption,
         ),
@@ -169,8 +169,7 @@ class _Told:
 def _require_sound(workload: Any, cost: Any, scheduler: Any, fast_forward: bool) -> None:
     if not isinstance(workload, Workload | ClosedLoop):
         raise InvalidRequestError(f"workload={str(workload)[:60]!r}: must be a Workload or a ClosedLoop")
-    if not isinstance(scheduler, type) or not issubclass(scheduler, Scheduler):
-        raise InvalidRequestError(f"scheduler={scheduler!r}: must be Scheduler or a subclass of it, not an object")
+    require_scheduler_class(scheduler)
     if not callable(cost):
         raise InvalidRequestError(f"cost={cost!r}: must give seconds of a plan when called, as a Roofline does")
     if fast_forward and not hasattr(cost, "ramp"):

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer
 
 # The duties of an iteration, besides `retire`, which `Scheduler.update` runs when the step is done.
 DISPLACE, GROW, GROW_PREFILLS, GROW_DECODES, ADMIT = "displace", "grow", "grow_prefills", "grow_decodes", "admit"
 
-
-def _at_least(minimum: int, **values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
-            raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {minimum}")
-
-
 MOST_SEQS = 65_536  # slots: the scheduler keeps a list of them, and no device runs so many sequences in a step
 
 
-def _at_most_seqs(**values: int) -> None:
-    for name, value in values.items():
-        if value > MOST_SEQS:
-            raise InvalidRequestError(f"{name}={value}: must be at most {MOST_SEQS:,}; give the slots of one engine")
+def _set_integers(batching: Any, least: int, *names: str) -> None:
+    """The fields of these names as plain integers. Raises InvalidRequestError for anything else."""
+    for name in names:
+        object.__setattr__(batching, name, integer(name, getattr(batching, name), least))
+
+
+def _at_most_seqs(name: str, value: int) -> None:
+    if value > MOST_SEQS:
+        raise InvalidRequestError(f"{name}={value}: must be at most {MOST_SEQS:,}; give the slots of one engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,9 @@ class ContinuousBatching:
             if not isinstance(value, bool):
                 guess = f"; did you mean max_num_seqs={value!r}? Name the argument" if isinstance(value, int) else ""
                 raise InvalidRequestError(f"{name}={value!r}: must be True or False{guess}")
-        _at_least(1, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
-        _at_most_seqs(max_num_seqs=self.max_num_seqs)
-        _at_least(1, max_prefill_streak=self.max_prefill_streak)
-        _at_least(0, long_prefill_token_threshold=self.long_prefill_token_threshold)
+        _set_integers(self, 1, "max_num_seqs", "max_num_batched_tokens", "max_prefill_streak")
+        _set_integers(self, 0, "long_prefill_token_threshold")
+        _at_most_seqs("max_num_seqs", self.max_num_seqs)
 
     def duties(self, prefill_streak: int) -> tuple[str, ...]:
         if self.mixed:
@@ -98,8 +96,8 @@ class StaticBatching:
     keeps_finished: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _at_least(1, batch_size=self.batch_size)
-        _at_most_seqs(batch_size=self.batch_size)
+        _set_integers(self, 1, "batch_size")
+        _at_most_seqs("batch_size", self.batch_size)
 
     @property
     def max_num_seqs(self) -> int:
@@ -113,3 +111,9 @@ class StaticBatching:
 
 
 Batching = ContinuousBatching | StaticBatching
+
+
+def require_batching(batching: Any) -> None:
+    """Raises InvalidRequestError for what is no batching and not None."""
+    if not isinstance(batching, Batching | None):
+        raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from cbserve.core.errors import ConservationError, InvalidRequestError, NoFreeBlocksError
+from cbserve.core.given import integer
 
 MOST_BLOCKS = 50_000_000  # the pool keeps a list of them: some 2 GB then
 
@@ -84,19 +85,14 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        for size in (num_blocks, block_size):
-            if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
-                raise InvalidRequestError(
-                    f"num_blocks={num_blocks!r}, block_size={block_size!r}: both must be integers of at least 1"
-                )
+        num_blocks, block_size = integer("num_blocks", num_blocks, 1), integer("block_size", block_size, 1)
         if num_blocks > MOST_BLOCKS:
             raise InvalidRequestError(f"num_blocks={num_blocks}: must be at most {MOST_BLOCKS:,}; enlarge the blocks")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks
         self.leases: set[Lease] = set()
-        self.num_evictions = 0  # blocks that lost their content to others
-        self._evicted: list[int] = []  # which ones, since `take_evicted` was called last
+        self._evicted: list[int] = []  # blocks that lost their content to others since `take_evicted` was called last
         self._free = FreeList(range(num_blocks))
         self._hash_of: dict[int, bytes] = {}  # what full blocks hold, free ones included
         self._block_of: dict[bytes, int] = {}
@@ -129,7 +125,6 @@ class BlockPool:
             for block in blocks:
                 if block in hash_of:  # evicted: its old content must not be found any more
                     del self._block_of[hash_of.pop(block)]
-                    self.num_evictions += 1
                     self._evicted.append(block)
         return blocks
 

@@ -1,5 +1,4 @@
-"""What arithmetic says about batches of answers, before anything runs. Lengths are output tokens, in order of
-arrival."""
+"""What arithmetic says about batches of answers before anything runs. Lengths: output tokens, in order of arrival."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer
 
 
 def static_steps(lengths: Sequence[int], batch_size: int) -> int:
@@ -42,14 +42,11 @@ def step_speedup_bound(lengths: Sequence[int], batch_size: int) -> float:
 def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n. The longest of n exponential lengths is H_n times the mean, so a static batch of n
     uses 1 / H_n of its slots (Renyi 1953). Raises InvalidRequestError for n below 0."""
-    if not hasattr(n, "__index__") or n < 0:
-        raise InvalidRequestError(f"n={n!r}: must be an integer of at least 0")
-    return sum(1 / k for k in range(1, n + 1))
+    return sum(1 / k for k in range(1, integer("n", n, 0) + 1))
 
 
 def _require_work(lengths: Sequence[int], batch_size: int) -> None:
-    if not hasattr(batch_size, "__index__") or batch_size < 1:
-        raise InvalidRequestError(f"batch_size={batch_size!r}: must be an integer of at least 1")
+    integer("batch_size", batch_size, 1)
     if not hasattr(lengths, "__len__") or not len(lengths) or min(lengths) < 1:
         raise InvalidRequestError(f"lengths={lengths!r}: must be a list of at least one length, each at least 1 token")
 

@@ -75,7 +75,7 @@ class Duties:
             victims.append(victim)
             running.remove(victim)
             slots += victim.pending_samples
-            blocks += self.kv.num_blocks_only_of(victim)
+            blocks = self.kv.num_free_blocks + self.kv.num_blocks_only_of(victims)
         enough = slots >= candidate.pending_samples and blocks >= need
         return [(candidate, victim) for victim in victims] if enough else []
 

@@ -26,7 +26,6 @@ class FastForward(Duties):
     _by_id: dict[int, Sequence]
     _step: int
     _skipped: bool
-    _num_evictions: int
     _decides_by_itself: bool
 
     def horizon(self, plan: StepPlan) -> int:
@@ -97,7 +96,7 @@ class FastForward(Duties):
                 self._by_id[row.seq_id].num_computed_tokens = ends[at] + steps - 1
                 row.start, row.token_ids = row.start + steps, sampled[at][-1:]
         self._step += steps
-        self._count_evictions(plan)
+        plan.evicted += self.kv.pool.take_evicted()
 
     # ---- the group of those that decode in every step -----------------------------------------------------------
 
@@ -177,13 +176,13 @@ class FastForward(Duties):
             self.kv.extend(cruise.begin_steps(count - 1))
         plan.steady = Steady(cruise.step, len(cruise), cruise.context_len)
         self._step += count - 1
-        self._count_evictions(plan)
+        plan.evicted += self.kv.pool.take_evicted()
 
     # ---- what lasts ---------------------------------------------------------------------------------------------
 
     def _lasts(self, plan: StepPlan) -> bool:
         """Nothing was decided in this step that another token for everybody could change."""
-        if plan.admissions or plan.preemptions or plan.copies or plan.swap_outs or plan.swap_ins:
+        if plan.decisions or plan.copies or plan.swap_outs or plan.swap_ins:
             return False
         if not self._decides_by_itself or self.held:
             return False
@@ -197,14 +196,6 @@ class FastForward(Duties):
         """The first in the queue may find more of its prefix as soon as somebody fills a block."""
         codes = ("no_blocks", "no_budget")
         return self.kv.enable_prefix_caching and plan.blocked is not None and plan.blocked.reason.code in codes
-
-    def _count_evictions(self, plan: StepPlan) -> None:
-        """Cached blocks that lost their content to others since this was called last are those of `plan`."""
-        pool = self.kv.pool
-        if count := pool.num_evictions - self._num_evictions:
-            self._num_evictions += count
-            plan.num_evictions += count
-            plan.evicted += pool.take_evicted()
 
     def _steps_until_full(self, growing: list[int]) -> int:
         """For how many further steps the free blocks suffice, when each row's last block still takes so many tokens."""

@@ -1,13 +1,13 @@
 """The logical side of the KV cache: which block holds which tokens of which sequence (Kwon et al. 2023, section 4.3).
 
-Four ways to fill a table besides computing: a fork shares its parent's blocks and copies on write, a known prefix is
-found
-in the index, and what was swapped out to the host comes back.
+Three ways to fill a table besides computing: a fork shares its parent's blocks and copies on write, a known prefix is
+found in the index, and what was swapped out to the host comes back.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 
@@ -184,9 +184,10 @@ class KVCacheManager:
         table = self.tables[seq.seq_id][:count]
         return [(unwritten.get(block, block), h) for block, h in zip(table, host, strict=True)]
 
-    def num_blocks_only_of(self, seq: Sequence) -> int:
-        """Blocks that would be free if `seq` gave its table back: those that nobody else holds."""
-        return sum(self.pool.ref_counts[block] == 1 for block in self.tables.get(seq.seq_id, ()))
+    def num_blocks_only_of(self, seqs: SequenceOf[Sequence]) -> int:
+        """Blocks that would be free if all of `seqs` gave their tables back: those that nobody else holds."""
+        holders = Counter(block for seq in seqs for block in self.tables.get(seq.seq_id, ()))
+        return sum(self.pool.ref_counts[block] == count for block, count in holders.items())
 
     def lease(self, seq: Sequence, holder: str) -> Lease:
         """Hold the blocks of `seq` beyond its end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbserve.core.batching import Batching
-from cbserve.core.errors import InvalidRequestError
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.plan import Reason
 from cbserve.core.request import Request
@@ -23,10 +22,8 @@ class Limits:
 
     def refuses(self, request: Request) -> Reason | None:
         """Why `request` can never be served here; None if it can."""
-        try:
-            self.stop_checker.validate(request)
-        except InvalidRequestError as error:
-            return Reason("invalid", {"message": str(error)})
+        if (message := self.stop_checker.refuses(request)) is not None:
+            return Reason("invalid", {"message": message})
         prompt, params, pool = len(request.prompt_token_ids), request.params, self.kv.pool
         if not prompt:
             return Reason("empty_prompt")

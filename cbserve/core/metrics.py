@@ -1,9 +1,8 @@
 """What a trace says about speed and use: folds over its events, nothing else keeps statistics.
 
-TTFT: arrival to first token. ITL: the gap between two tokens, one value for each gap. TPOT: (E2E - TTFT) / (tokens -
-1),
-one value for each sequence; its percentiles differ from those of ITL, because one stall is one large gap but a small
-change of a mean. E2E: arrival to last token. Queue time: arrival to first admission.
+TTFT: arrival to first token. ITL: the gap between two tokens, one value for each gap. E2E: arrival to last token.
+TPOT: (E2E - TTFT) / (tokens - 1), one value for each sequence; its percentiles differ from those of ITL, because one
+stall is one large gap but a small change of a mean. Queue time: arrival to first admission.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer
 from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace, TraceError
 
 
@@ -176,9 +176,7 @@ def _share(trace: Trace, num_slots: int | None, counts: list[int]) -> float:
 
 def slots_of(trace: Trace, num_slots: int | None) -> int:
     """`num_slots`, or the trace's own number. Raises InvalidRequestError, as `slot_utilisation` says."""
-    if num_slots is not None and (not hasattr(num_slots, "__index__") or isinstance(num_slots, bool) or num_slots < 1):
-        raise InvalidRequestError(f"num_slots={num_slots!r}: must be an integer of at least 1")
-    return _of_meta(trace, "num_slots") if num_slots is None else num_slots
+    return _of_meta(trace, "num_slots") if num_slots is None else integer("num_slots", num_slots, 1)
 
 
 def _of_meta(trace: Trace, name: str) -> int:

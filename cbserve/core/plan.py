@@ -139,24 +139,34 @@ class Blocked:
 @dataclass(slots=True)
 class StepPlan:
     """One iteration. An executor carries out, in this order: `swap_outs`, `copies`, `swap_ins`, then one forward pass
-    over
-    `rows`. The order matters: a block that a swap-out empties may be the target of a copy or a swap-in of the same
-    step."""
+    over `rows`. The order matters: a block that a swap-out empties may be the target of a copy or a swap-in of the
+    same step."""
 
     step: int
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block): copy-on-write
     swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
-    admissions: list[Admission] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
+    decisions: list[Admission | Preemption] = field(default_factory=list)  # as they were taken
     blocked: Blocked | None = None
     num_waiting: int = 0
     num_running: int = 0
     num_used_blocks: int = 0
-    num_evictions: int = 0  # cached blocks that lost their content to others since the last plan
-    evicted: list[int] = field(default_factory=list)  # which ones
+    evicted: list[int] = field(default_factory=list)  # cached blocks that lost their content since the last plan
     steady: Steady | None = None  # further rows, see there
+
+    @property
+    def admissions(self) -> list[Admission]:
+        return [taken for taken in self.decisions if isinstance(taken, Admission)]
+
+    @property
+    def preemptions(self) -> list[Preemption]:
+        return [taken for taken in self.decisions if isinstance(taken, Preemption)]
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to compute and nothing to copy: this is no step."""
+        return not (self.rows or self.steady or self.swap_outs)
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.request import Sequence
 
 
@@ -110,3 +111,9 @@ class Priority(Policy):
             return None
         victim = self.victim(running)
         return victim if candidate.request.priority < victim.request.priority else None
+
+
+def require_policy(policy: Any) -> None:
+    """Raises InvalidRequestError for what is no policy and not None."""
+    if not isinstance(policy, Policy | None):
+        raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cbserve.core import batching as duty
-from cbserve.core.batching import Batching, ContinuousBatching
+from cbserve.core.batching import Batching, ContinuousBatching, require_batching
 from cbserve.core.blocks import Lease
 from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Step
 from cbserve.core.errors import ConservationError, InvalidRequestError, SchedulerError
 from cbserve.core.fast_forward import FastForward, decides_by_itself
+from cbserve.core.given import integer
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.limits import Limits
 from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
-from cbserve.core.policies import FCFS, Policy
+from cbserve.core.policies import FCFS, Policy, require_policy
 from cbserve.core.request import FinishReason, Request, Sequence, SequenceState
 from cbserve.core.stopping import StopChecker
 
@@ -34,9 +35,7 @@ class StepUpdate:
     new_tokens: list[tuple[Sequence, dict[int, float] | None]] = field(default_factory=list)  # with log-probabilities
     forked: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     finished: list[Sequence] = field(default_factory=list)
-    left: list[tuple[Sequence, int]] = field(
-        default_factory=list
-    )  # (sequence, slot) whose slot and blocks are free now
+    left: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, slot), with its blocks free now
     published: list[int] = field(default_factory=list)  # blocks whose content can be found from now on
 
     @property
@@ -69,6 +68,12 @@ def _require_sequence(name: str, seq: Any) -> None:
         raise SchedulerError(f"{name} named {seq!r}, which is no Sequence; name those of `policy` or `running`")
 
 
+def require_scheduler_class(scheduler: Any) -> None:
+    """Raises InvalidRequestError for what is no scheduler's class."""
+    if not isinstance(scheduler, type) or not issubclass(scheduler, Scheduler):
+        raise InvalidRequestError(f"scheduler={scheduler!r}: must be Scheduler or a subclass of it, the class itself")
+
+
 class Scheduler(FastForward):
     """Decides, iteration by iteration, who runs.
 
@@ -79,8 +84,7 @@ class Scheduler(FastForward):
         stop_checker: when an answer ends.
         max_model_len: most tokens of prompt and answer together; None: as many as the pool holds.
         preemption: what becomes of a victim's K and V: "recompute" (given up), "swap" (copied to the host pool of `kv`,
-        as
-            long as that has room), or a function (sequence) -> one of the two.
+            as long as that has room), or a function (sequence) -> one of the two.
     """
 
     def __init__(
@@ -92,19 +96,17 @@ class Scheduler(FastForward):
         max_model_len: int | None = None,
         preemption: str | Callable[[Sequence], str] = "recompute",
     ) -> None:
-        if not isinstance(batching, Batching | None):
-            raise InvalidRequestError(f"batching={batching!r}: must be ContinuousBatching(...) or StaticBatching(...)")
-        if not isinstance(policy, Policy | None):
-            raise InvalidRequestError(f"policy={policy!r}: must be an object such as FCFS() or Priority()")
-        if max_model_len is not None and (not hasattr(max_model_len, "__index__") or max_model_len < 1):
-            raise InvalidRequestError(f"max_model_len={max_model_len!r}: must be an integer of at least 1, or None")
+        require_batching(batching)
+        require_policy(policy)
+        if max_model_len is not None:
+            max_model_len = integer("max_model_len", max_model_len, 1, ", or None")
         if not callable(preemption) and preemption not in ("recompute", "swap"):
             raise InvalidRequestError(f"preemption={preemption!r}: must be 'recompute', 'swap' or a function")
         self.kv = kv
         self.preemption = preemption
         self.batching = batching or ContinuousBatching()
         self.policy = FCFS() if policy is None else policy  # an empty queue is falsy
-        self.stop_checker = stop_checker or StopChecker(max_model_len=max_model_len)
+        self.stop_checker = stop_checker or StopChecker()
         self.limits = Limits(kv, self.batching, self.stop_checker, max_model_len)
         self.running: list[Sequence] = []
         self.padding: list[Padding] = []
@@ -116,7 +118,6 @@ class Scheduler(FastForward):
         self._next_seq_id = 0
         self._step = 0
         self._prefill_streak = 0
-        self._num_evictions = 0
         self.cruise: Cruise | None = None
         self._decides_by_itself = decides_by_itself(type(self))
         self._skipped = False  # a decode got no row in the last step, for want of budget
@@ -307,7 +308,7 @@ class Scheduler(FastForward):
         self.running.append(seq)
         resumed = seq.num_preemptions > 0
         request_id = seq.request.request_id
-        step.plan.admissions.append(Admission(seq.seq_id, request_id, seq.slot, resumed, num_cached, len(swaps)))
+        step.plan.decisions.append(Admission(seq.seq_id, request_id, seq.slot, resumed, num_cached, len(swaps)))
         self._schedule_row(seq, self.num_new_tokens(seq, step), step)
 
     def _schedule_row(self, seq: Sequence, count: int, step: Step) -> None:
@@ -350,7 +351,7 @@ class Scheduler(FastForward):
         step.plan.swap_outs += swaps or []
         num_blocks = self.kv.free(victim) if swaps is not None else self.kv.forget(victim)
         how = "recompute" if swaps is None else "swap"
-        step.plan.preemptions.append(
+        step.plan.decisions.append(
             Preemption(
                 victim.seq_id,
                 victim.request.request_id,
@@ -373,7 +374,7 @@ class Scheduler(FastForward):
 
     def _finish_plan(self, step: Step) -> StepPlan:
         plan = step.plan
-        if plan.preemptions and len(self.policy) and plan.blocked is None and (first := self.policy.peek()):
+        if plan.decisions and plan.preemptions and plan.blocked is None and (first := self.policy.peek()):
             plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
         is_prefill = False
         if step.rows:
@@ -386,8 +387,8 @@ class Scheduler(FastForward):
         plan.num_waiting = len(self.policy) + len(self.held)
         plan.num_running = len(self.running)
         plan.num_used_blocks = self.kv.pool.num_used
-        self._count_evictions(plan)
-        if plan.rows or plan.steady:
+        plan.evicted += self.kv.pool.take_evicted()
+        if not plan.is_empty:
             self._step += 1
         return plan
 

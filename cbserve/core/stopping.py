@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cbserve.core.errors import InvalidRequestError
 from cbserve.core.request import FinishReason, Request, Sequence
 
 
@@ -13,27 +12,25 @@ class StopChecker:
 
     Args:
         eos_token_ids: ids that end an answer unless `ignore_eos`.
-        max_model_len: most tokens of prompt and answer together.
         token_bytes: bytes of a token (b"" for a special one). Without it there is no text and no stop string.
     """
 
     def __init__(
         self,
         eos_token_ids: Iterable[int] = (),
-        max_model_len: int | None = None,
         token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_model_len = max_model_len
         self.token_bytes = token_bytes
 
-    def validate(self, request: Request) -> None:
-        """Raise InvalidRequestError for stop strings that nothing here could see."""
+    def refuses(self, request: Request) -> str | None:
+        """Why nothing here could see the stop strings of `request`; None if it can, or there are none."""
         if request.params.stop and self.token_bytes is None:
-            raise InvalidRequestError(
+            return (
                 f"stop={request.params.stop!r}: stop strings need a tokenizer; use stop_token_ids, or an LLM and not a "
                 "bare Engine"
             )
+        return None
 
     def check(self, seq: Sequence) -> None:
         """Take the last token of `seq` into account; set `finish_reason`, `stop_reason` and `text_end` if it ends."""
@@ -48,8 +45,7 @@ class StopChecker:
             seq.output_bytes += data
             if params.stop and self._find_stop_string(seq, len(data)):
                 return
-        limit = seq.max_tokens
-        if seq.num_output_tokens >= limit or (self.max_model_len and seq.num_tokens >= self.max_model_len):
+        if seq.num_output_tokens >= seq.max_tokens:  # the model's and the pool's limit are in it
             seq.finish_reason = FinishReason.LENGTH
 
     def _find_stop_string(self, seq: Sequence, num_new_bytes: int) -> bool:

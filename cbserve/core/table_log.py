@@ -27,10 +27,10 @@ class TableLog:
         lengths = self._lengths
         released: list[int] = []
         swapped: list[tuple[int, tuple[int, ...]]] = []
-        if plan.preemptions:
-            released = [p.seq_id for p in plan.preemptions if lengths.pop(p.seq_id, None) is not None]
+        if plan.decisions and (preemptions := plan.preemptions):
+            released = [p.seq_id for p in preemptions if lengths.pop(p.seq_id, None) is not None]
             pairs = iter(plan.swap_outs)
-            for p in plan.preemptions:
+            for p in preemptions:
                 if p.num_swapped_blocks:
                     swapped.append((p.seq_id, tuple(host for _, host in islice(pairs, p.num_swapped_blocks))))
         copied = {target for _, target in plan.copies} if plan.copies else ()

@@ -47,14 +47,14 @@ class SimulatedExecutor:
         return result
 
     def answer(self, plan: StepPlan) -> StepResult:
-        """See `engine.ForeseeingExecutor`."""
+        """See `protocol.ForeseeingExecutor`."""
         result = StepResult([self._sampled(row) if row.num_samples else [] for row in plan.rows])
         if plan.steady is not None:
             result.ended = self._ended(plan.steady)
         return result
 
     def ramp(self, plan: StepPlan, most: int) -> Ramp:
-        """See `engine.ForeseeingExecutor`."""
+        """See `protocol.ForeseeingExecutor`."""
         lengths = self.lengths
         for row in plan.rows:
             left = lengths.get(row.request_id, 2**62) - (row.end - row.num_prompt_tokens)
@@ -65,7 +65,7 @@ class SimulatedExecutor:
         return self.cost.ramp(plan, max(1, most))
 
     def foresee(self, plan: StepPlan, count: int) -> list[Sequence[int]]:
-        """See `engine.ForeseeingExecutor`."""
+        """See `protocol.ForeseeingExecutor`."""
         return [
             () if row.is_padding else range(row.token_ids[-1] + 1, row.token_ids[-1] + 1 + count) for row in plan.rows
         ]

@@ -8,13 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer, is_integer, short
 
-
-def integer(name: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`, one of numpy too. Raises InvalidRequestError for anything else."""
-    if not _is_integer(value) or value < least:
-        raise InvalidRequestError(f"{name}={_short(value)}: must be an integer of at least {least}")
-    return operator.index(value)
+__all__ = ["generator", "integer", "listed", "number", "positive", "seed"]
 
 
 def number(name: str, value: Any, within: Callable[[float], bool], wanted: str) -> float:
@@ -23,7 +19,7 @@ def number(name: str, value: Any, within: Callable[[float], bool], wanted: str) 
         if isinstance(value, bool | str | bytes | bytearray) or not within(found := float(value)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise InvalidRequestError(f"{name}={_short(value)}: must be {wanted}") from None
+        raise InvalidRequestError(f"{name}={short(value)}: must be {wanted}") from None
     return found
 
 
@@ -33,8 +29,8 @@ def positive(name: str, value: Any) -> float:
 
 def seed(value: Any) -> int:
     """Raises InvalidRequestError for what is no integer: None, for instance, would draw something else every time."""
-    if not _is_integer(value):
-        raise InvalidRequestError(f"seed={_short(value)}: must be an integer; the same one draws the same again")
+    if not is_integer(value):
+        raise InvalidRequestError(f"seed={short(value)}: must be an integer; the same one draws the same again")
     return operator.index(value)
 
 
@@ -46,17 +42,5 @@ def generator(value: Any) -> random.Random:
 def listed(name: str, values: Any) -> list[Any]:
     """Raises InvalidRequestError for what holds no values."""
     if not isinstance(values, Iterable):
-        raise InvalidRequestError(f"{name}={_short(values)}: must be a list")
+        raise InvalidRequestError(f"{name}={short(values)}: must be a list")
     return list(values)
-
-
-def _is_integer(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60]

@@ -9,7 +9,6 @@ from itertools import groupby, islice, pairwise
 from statistics import median
 from typing import Any
 
-from cbserve.core.errors import InvalidRequestError
 from cbserve.workloads import given
 from cbserve.workloads.measured import read_requests
 from cbserve.workloads.tokens import OWN_TOKENS, Ranges, joined, own_tokens
@@ -64,7 +63,8 @@ def read_azure(source: Source, limit: int | None = None) -> Workload:
         TraceFileError: names file and line: a column is missing, a value is no number, negative or not in order, a line
             is cut, there is a web page instead, or nothing.
     """
-    _require_limit(limit)
+    if limit is not None:
+        given.integer("limit", limit, 1, ", or None")
     lines = read_lines(source)
     header = next(rows_of(source, lines, _azure_header))
     first: datetime | None = None
@@ -126,7 +126,8 @@ def read_mooncake(source: Source, limit: int | None = None, jitter_s: float = 3.
         TraceFileError: names file and line: a field is missing, no number, negative or not in order, `hash_ids` has not
             one id for each block of `input_length`, a line is cut, there is a web page instead, or nothing.
     """
-    _require_limit(limit)
+    if limit is not None:
+        given.integer("limit", limit, 1, ", or None")
     given.number("jitter_s", jitter_s, lambda v: 0 <= v < 1e9, "a number of seconds of at least 0")
     given.seed(seed)
     before = 0.0
@@ -178,11 +179,6 @@ def _spread(times: Sequence[float], jitter_s: float, seed: int) -> tuple[list[fl
     for (at, count), width in zip(buckets, [*apart, step], strict=True):
         spread += sorted(at + rng.random() * min(width, jitter_s) for _ in range(count))
     return spread, f"{about}; each was moved by a uniform time of up to {min(step, jitter_s):g} s (seed {seed})"
-
-
-def _require_limit(limit: int | None) -> None:
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise InvalidRequestError(f"limit={limit!r}: must be an integer of at least 1, or None")
 
 
 def _limited(jobs: Sequence[Job], limit: int | None) -> str:

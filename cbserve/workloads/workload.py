@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import integer
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.request import Request, SamplingParams
 
@@ -138,9 +139,7 @@ class Workload:
         Raises:
             InvalidRequestError: `n` is no integer of at least 1.
         """
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise InvalidRequestError(f"n={n!r}: must be an integer of at least 1")
-        if n >= len(self):
+        if (n := integer("n", n, 1)) >= len(self):
             return self
         return replace(self, jobs=self.jobs[:n], note=_also(self.note, f"first {n} of {len(self)} requests"))
 

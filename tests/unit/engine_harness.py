@@ -27,7 +27,7 @@ def make_scheduler(
     num_host_blocks: int = 0,
     preemption: str = "recompute",
 ) -> Scheduler:
-    checker = StopChecker([EOS], max_model_len)
+    checker = StopChecker([EOS])
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     kv = KVCacheManager(BlockPool(num_blocks, block_size), prefix_caching, host_pool)
     return cls(kv, batching or ContinuousBatching(), policy, checker, max_model_len, preemption)

@@ -17,7 +17,7 @@ from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.metrics import sequence_metrics
 from cbserve.core.plan import Ramp, StepPlan
 from cbserve.core.policies import FCFS, Policy, Priority
-from cbserve.core.request import Request, SamplingParams
+from cbserve.core.request import FinishReason, Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.core.summary import summarize
@@ -145,6 +145,18 @@ def test_requests_are_read_when_their_time_is_near():
     first = next(outputs)
     assert first.request_id == "0" and len(read) <= 2
     assert [output.request_id for output in outputs] == [str(i) for i in range(1, 50)]
+
+
+@pytest.mark.parametrize("taken_back", ["1", "4"])
+def test_a_request_of_a_replay_that_is_taken_back_takes_none_with_it(taken_back):
+    engine = run([], True, BATCHINGS[0])
+    jobs = (Request(str(i), range(10), SamplingParams(max_tokens=3), arrival_s=10.0 * i) for i in range(5))
+    served = []
+    for output in engine.replay(jobs):
+        served.append(output.request_id)
+        if int(output.request_id) == int(taken_back) - 1:
+            assert engine.abort(taken_back).outputs[0].finish_reason == FinishReason.ABORT
+    assert served == [i for i in "01234" if i != taken_back]
 
 
 def test_replay_gives_the_trace_of_stream():

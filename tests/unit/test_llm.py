@@ -8,6 +8,7 @@ import torch
 
 from cbserve import LLM, ContinuousBatching, SamplingParams, StaticBatching
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
 from cbserve.errors import CBServeError
 
@@ -65,6 +66,13 @@ BAD_ARGUMENTS = {
     "device": "tpu", "max_num_batched_tokens": 0, "seed": -1, "batching": "static", "policy": "priority",
     "scheduler": None, "block_pool": 5, "attention": 5, "swap_space_bytes": 3,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [[99_999], [5] * 9000], ids=["unknown token", "too long"])
+def test_a_refused_request_has_arrived_whatever_it_was_refused_for(tiny, bad):
+    tiny.generate([[1, 2, 3], bad], SamplingParams(max_tokens=3), use_tqdm=False)
+    summary = summarize(tiny.trace)
+    assert (summary.num_requests, summary.num_refused) == (2, 1)
 
 
 @pytest.mark.parametrize("size", [{"num_blocks": 10**13}, {"kv_cache_bytes": 10**18}, {"block_size": 10**9}])

@@ -166,7 +166,7 @@ def test_unhashed_blocks_are_reused_first_and_hashed_ones_least_recently_used_fi
     pool.free(partial)
     order = [pool.allocate(1)[0] for _ in range(5)]
     assert order == [*partial, 4, *old, new[1], new[0]]
-    assert pool.num_evictions == 3
+    assert len(pool.take_evicted()) == 3
 
 
 def test_a_hit_on_a_free_block_takes_it_out_of_the_free_list_and_on_a_used_one_counts_two():
@@ -209,7 +209,7 @@ def test_blocks_hit_by_a_request_are_not_evicted_to_serve_it():
     put(scheduler, "B", [*range(32), *range(500, 530)], max_tokens=2)
     plan = finish_with(scheduler, cache)[0]
     assert plan.rows[0].start == 32 and len(set(plan.rows[0].block_table)) == 4
-    assert plan.num_evictions == 1
+    assert len(plan.evicted) == 1
 
 
 def test_a_request_that_hits_but_does_not_fit_waits_and_keeps_nothing():

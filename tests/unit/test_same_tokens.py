@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from cbserve import LLM, ContinuousBatching, Priority, Request, SamplingParams, StaticBatching
+from cbserve import LLM, ContinuousBatching, Priority, Request, SamplingParams, Scheduler, StaticBatching
 from cbserve.core.trace import Admitted, Preempted, StepEvent
 
 PROMPTS = [[(7 * i + 13 * j) % 200 + 5 for j in range(length)] for i, length in enumerate((3, 40, 16, 33, 70, 1))]
@@ -118,6 +118,22 @@ def test_samples_of_one_prompt_equal_the_same_samples_in_other_company(num_block
     assert [completion.token_ids for completion in outputs[0].outputs] == samples
     if num_blocks:
         assert any(llm.trace.of(Preempted))
+
+
+class YieldsOnce(Scheduler):
+    """A learner's rule: the only running sequence gives its place up, although there is room."""
+
+    def grow(self, seq, num_tokens, step):
+        if seq.num_output_tokens == 5 and not seq.num_preemptions:
+            return seq
+        return super().grow(seq, num_tokens, step)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_a_step_that_only_swaps_out_is_carried_out(preemption):
+    llm = LLM("tiny", num_blocks=6, preemption=preemption, scheduler=YieldsOnce, debug=True, verbose=False)
+    assert tokens_of(llm, PROMPTS[1:2], replace(GREEDY, max_tokens=12)) == [alone(GREEDY)[1][:12]]
+    assert [e.how for e in llm.trace.of(Preempted)] == [preemption]
 
 
 def test_the_model_under_the_proof_is_not_degenerate():

@@ -5,10 +5,12 @@ from engine_harness import add, chunks, make_engine, make_scheduler, running, st
 
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import SchedulerError
+from cbserve.core.metrics import sequence_metrics
 from cbserve.core.policies import FCFS, Priority
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
-from cbserve.core.trace import Preempted
+from cbserve.core.summary import summarize
+from cbserve.core.trace import Admitted, Preempted
 
 
 def test_the_later_one_yields_all_its_blocks_and_queues_in_front():
@@ -142,6 +144,32 @@ def test_preemptions_lose_and_repeat_nothing():
         n = lengths[output.request_id]
         assert output.outputs[0].token_ids == [*range(1, n), 0]
     assert engine.scheduler.kv.pool.num_used == 0
+
+
+def test_who_is_admitted_and_yields_in_one_step_is_told_in_that_order():
+    engine = make_engine(policy=Priority(displace=True), num_blocks=6, block_size=4)
+    engine.run(
+        [
+            Request("A", range(4), SamplingParams(max_tokens=16), 0.0, priority=0),
+            Request("B", range(12), SamplingParams(max_tokens=8), 0.0, priority=5),
+            Request("C", range(16), SamplingParams(max_tokens=4), 4.5, priority=1),
+        ]
+    )
+    told = [(e.type, e.request_id) for e in engine.trace.of(Admitted, Preempted) if e.step == 5]
+    assert told == [("preempted", "B"), ("admitted", "C"), ("preempted", "C")], "the case is another one by now"
+    assert summarize(engine.trace).num_preemptions == len(list(engine.trace.of(Preempted)))
+    assert [len(m.token_times_s) for m in sequence_metrics(engine.trace)] == [16, 8, 4]
+
+
+def test_blocks_that_victims_share_are_free_when_all_of_them_yield():
+    scheduler = make_scheduler(policy=Priority(displace=True), num_blocks=4, block_size=4)
+    add(scheduler, "two samples", 8, max_tokens=4, n=2, priority=5)
+    step(scheduler)
+    step(scheduler)
+    add(scheduler, "urgent", 12, max_tokens=4, priority=0)
+    plan, _ = step(scheduler)
+    assert [p.request_id for p in plan.preemptions] == ["two samples"] * 2
+    assert [a.request_id for a in plan.admissions] == ["urgent"]
 
 
 class RetiresNobody(Scheduler):

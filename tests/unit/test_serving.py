@@ -2,8 +2,11 @@
 
 import pytest
 
+from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import prefix_hit_rate
+from cbserve.core.policies import Priority
+from cbserve.core.scheduler import Scheduler
 from cbserve.core.trace import Admitted, Forked, Preempted
 from cbserve.llm import LLM
 from cbserve.serving import serve
@@ -58,9 +61,18 @@ def test_one_value_a_request(arguments):
         serve([3, 3], **arguments)
 
 
-def test_the_model_brings_its_own_memory():
-    with pytest.raises(InvalidRequestError, match="give them to LLM"):
-        serve([3], llm=LLM("tiny", num_blocks=8, verbose=False), preemption="swap")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batching": ContinuousBatching()}, {"policy": Priority()}, {"scheduler": type("Mine", (Scheduler,), {})},
+        {"num_blocks": 9}, {"block_size": 4}, {"enable_prefix_caching": True}, {"preemption": "swap"},
+        {"num_host_blocks": 3}, {"step_time_s": 0.0},
+    ],
+    ids=lambda a: next(iter(a)),
+)  # fmt: skip
+def test_a_model_brings_its_own_engine(arguments):
+    with pytest.raises(InvalidRequestError, match=f"^{next(iter(arguments))} beside llm=.* give them to LLM"):
+        serve([3], llm=LLM("tiny", num_blocks=8, verbose=False), **arguments)
 
 
 @pytest.mark.parametrize(

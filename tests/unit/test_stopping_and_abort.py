@@ -16,7 +16,6 @@ def answer(tokens: list[bytes], **params) -> tuple[Sequence, list[str]]:
     """Feed tokens (given by their bytes) until the sequence ends; the sequence and the texts that were streamed."""
     checker = StopChecker([0], token_bytes=lambda i: b"" if i == 0 else tokens[i - 1])
     request = Request("A", range(3), SamplingParams(**({"max_tokens": len(tokens)} | params)))
-    checker.validate(request)
     seq, sent, pieces = Sequence(request, 0, request.params.max_tokens), 0, []
     for i in range(1, len(tokens) + 1):
         seq.output_token_ids.append(i)
@@ -134,6 +133,16 @@ def test_aborting_an_unknown_or_finished_id_changes_nothing():
     before = len(engine.trace)
     assert engine.abort("A") is None and engine.abort("never seen") is None
     assert len(engine.trace) == before
+
+
+def test_a_request_that_is_taken_back_before_it_arrives_ends_with_a_reason():
+    engine = make_engine()
+    for name in "AB":
+        engine.add_request(Request(name, range(5), SamplingParams(max_tokens=2, n=2), arrival_s=9.0))
+    output = engine.abort("A")
+    assert [sample.finish_reason for sample in output.outputs] == [FinishReason.ABORT] * 2 and output.finished
+    assert [output.request_id for output in engine.abort_all()] == ["B"]
+    assert not engine.has_unfinished and not len(engine.trace)
 
 
 def test_a_step_in_flight_does_not_revive_an_aborted_request():
