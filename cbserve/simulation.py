@@ -16,22 +16,25 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.policies import Policy
 from cbserve.core.request import SamplingParams, Sequence
+from cbserve.core.run_fold import RunFold
 from cbserve.core.scheduler import Scheduler, require_scheduler_class
 from cbserve.core.stopping import StopChecker
-from cbserve.core.summary import RunFold, Summary
+from cbserve.core.summary import Summary, summary_of
 from cbserve.core.trace import Event, Trace
 from cbserve.core.trace_file import TraceWriter
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS
 from cbserve.executors.simulated import CostModel, SimulatedExecutor
 from cbserve.outputs import RequestOutput
+from cbserve.viz.table import Table
 from cbserve.workloads.arrivals import ClosedLoop
 from cbserve.workloads.workload import Job, Workload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Simulation:
-    """What came of `simulate`: `fold` has the numbers, `trace` the events (none when they were not kept)."""
+    """What came of `simulate`: `fold` has the numbers, `trace` the events (none when they were not kept). Shown, it is
+    a table."""
 
     trace: Trace
     fold: RunFold
@@ -39,11 +42,20 @@ class Simulation:
 
     @property
     def summary(self) -> Summary:
-        return self.fold.summary(int(self.trace.meta["num_slots"]))
+        return summary_of(self.fold, int(self.trace.meta["num_slots"]))
 
     def goodput(self, **limits_s: float) -> float:
         """Requests a second that kept every limit: `goodput(ttft=0.5, itl=0.1)`. See `RunFold.goodput`."""
         return self.fold.goodput(limits_s)
+
+    def __repr__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        return Table(["simulated", ""], self.summary.rows())
 
 
 def simulate(

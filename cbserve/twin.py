@@ -21,7 +21,7 @@ from cbserve.clock import Clock
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.summary import RunFold
+from cbserve.core.run_fold import RunFold
 from cbserve.core.trace import StepEvent, Trace
 from cbserve.simulation import simulate
 from cbserve.viz.charts import lines

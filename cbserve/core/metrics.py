@@ -84,7 +84,7 @@ class SequenceMetrics:
 
 @beginnings_known()
 def sequence_metrics(events: Iterable[Event]) -> list[SequenceMetrics]:
-    """One record for each sequence that was admitted or refused while waiting, in order of admission.
+    """One record for each sequence that was admitted, or aborted while it waited, in order of admission.
 
     Raises:
         TraceError: a request began before the trace.
@@ -199,3 +199,19 @@ def percentile(values: Sequence[float], q: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def weighted_percentile(values: Sequence[float], counts: Sequence[int], q: float) -> float:
+    """As `percentile` of a list in which each value stands `count` times."""
+    total = sum(counts)
+    if not total:
+        return math.nan
+    at = (total - 1) * q / 100
+    low, below, seen = math.floor(at), math.nan, 0
+    for index in sorted(range(len(values)), key=values.__getitem__):
+        seen += counts[index]
+        if math.isnan(below) and seen > low:
+            below = values[index]
+        if seen > min(low + 1, total - 1):
+            return below + (values[index] - below) * (at - low)
+    return below

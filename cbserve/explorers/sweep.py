@@ -13,7 +13,8 @@ from cbserve.core.plan import Row, StepPlan
 from cbserve.core.policies import FCFS, Policy
 from cbserve.core.request import SamplingParams
 from cbserve.core.request import Sequence as EngineSequence
-from cbserve.core.summary import RunFold, Summary
+from cbserve.core.run_fold import RunFold
+from cbserve.core.summary import Summary, summary_of
 from cbserve.core.trace import StepEvent, Trace
 from cbserve.hardware.capacity import kv_capacity
 from cbserve.hardware.gpus import gpu as find_gpu
@@ -91,7 +92,7 @@ class Point:
 
     @cached_property
     def summary(self) -> Summary:
-        return self.fold.summary(self.setting.max_num_seqs)
+        return summary_of(self.fold, self.setting.max_num_seqs)
 
     @property
     def answer_rate(self) -> float:

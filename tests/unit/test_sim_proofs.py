@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.bounds import harmonic, static_utilisation
-from cbserve.core.metrics import mean, percentile, sequence_metrics
+from cbserve.core.metrics import mean, percentile, sequence_metrics, weighted_percentile
 from cbserve.core.plan import Ramp, StepPlan
 from cbserve.core.policies import FCFS, Priority
+from cbserve.core.run_fold import LIMITS
 from cbserve.core.scheduler import Scheduler
-from cbserve.core.summary import LIMITS, weighted_percentile
 from cbserve.core.trace import Arrived, Finished, StepEvent
 from cbserve.hardware.roofline import Roofline
 from cbserve.simulation import Simulation, simulate

@@ -89,3 +89,10 @@ def test_what_is_no_number_makes_no_roofline_and_no_goodput(value: Any) -> None:
             kv_capacity("llama-3.1-8b", "a100-80", **{name: value})
     with pytest.raises(InvalidRequestError, match="ttft"):
         simulate(WORK, COST, 100).goodput(ttft=value)
+
+
+def test_a_simulation_shows_itself_as_a_short_table() -> None:
+    run = simulate(Workload("w", [Job(0.1 * i, range(30), 20) for i in range(50)]), COST, 1000)
+    shown = [str(run), repr(run), repr(run.fold), run._repr_html_()]
+    assert all(len(text) < 5000 and "50" in text for text in shown)
+    assert "slot utilisation" in str(run) and "<td" in shown[-1]

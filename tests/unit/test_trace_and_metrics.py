@@ -13,7 +13,8 @@ from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import occupancy, percentile, prefix_hit_rate, sequence_metrics, slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.summary import RunFold, summarize
+from cbserve.core.run_fold import RunFold
+from cbserve.core.summary import summarize
 from cbserve.core.trace import EVENT_TYPES, Left, StepEvent, Trace, TraceError
 from cbserve.serving import serve
 from cbserve.sim.series import series
