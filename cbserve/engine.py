@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from cbserve.clock import Clock, RealClock
+from cbserve.core.books import StepUpdate
 from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.request import FinishReason, Request
-from cbserve.core.scheduler import Scheduler, StepUpdate
+from cbserve.core.scheduler import Scheduler
 from cbserve.core.trace import Arrived, Refused, Trace
 from cbserve.executors.protocol import Executor, ForeseeingExecutor
 from cbserve.incoming import Incoming, require_request

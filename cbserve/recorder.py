@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from cbserve.core.books import StepUpdate
 from cbserve.core.plan import Admission, Preemption, Ramp, StepPlan
-from cbserve.core.scheduler import Scheduler, StepUpdate
+from cbserve.core.scheduler import Scheduler
 from cbserve.core.table_log import TableLog
 from cbserve.core.trace import (
     Admitted,

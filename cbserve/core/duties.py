@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cbserve.core.batching import Batching
-from cbserve.core.kv_cache import KVCacheManager
+from cbserve.core.books import Books
 from cbserve.core.plan import Blocked, Reason, Row, StepPlan
-from cbserve.core.policies import Policy
 from cbserve.core.request import Sequence, SequenceState
 
 
@@ -31,14 +29,8 @@ class Step:
     reserved_blocks: int = 0  # static batching: the most blocks that this batch can need
 
 
-class Duties:
-    """What a scheduler decides with: its queue, who runs, the block tables and the limits of a step."""
-
-    kv: KVCacheManager
-    batching: Batching
-    policy: Policy
-    running: list[Sequence]
-    free_slots: list[int]
+class Duties(Books):
+    """What a scheduler decides, from its queue, who runs, the block tables and the limits of a step."""
 
     def retire(self) -> Iterable[Sequence]:
         """Duties 1 and 2: which running sequences are complete and leave; their blocks and slots become free."""

@@ -21,9 +21,6 @@ _LASTING = frozenset({"no_slots", "no_blocks", "no_budget", "batch_running"})
 class FastForward(Duties):
     """`horizon` and `advance`; the trace of a run is the same with and without them."""
 
-    cruise: Cruise | None
-    held: dict[int, Sequence]
-    _by_id: dict[int, Sequence]
     _step: int
     _skipped: bool
     _decides_by_itself: bool

@@ -5,11 +5,12 @@ from __future__ import annotations
 from cbserve.clock import VirtualClock
 from cbserve.core.batching import Batching, ContinuousBatching
 from cbserve.core.blocks import BlockPool
+from cbserve.core.books import StepUpdate
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.policies import Policy
 from cbserve.core.request import Request, SamplingParams, Sequence
-from cbserve.core.scheduler import Scheduler, StepUpdate
+from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
