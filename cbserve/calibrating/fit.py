@@ -31,12 +31,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Fit:
-    """`values` and `errors` (one standard error) by name, `residuals` at the end, and how often they were computed."""
+    """`values` and `errors` (one standard error) by name, and `residuals` at the end."""
 
     values: dict[str, float]
     errors: dict[str, float]
     residuals: Array
-    num_evaluations: int
 
 
 def least_squares(
@@ -62,11 +61,8 @@ def least_squares(
     """
     names = list(constants)
     low, high, steps = (np.array([getattr(c, f) for c in constants.values()]) for f in ("low", "high", "step"))
-    count = 0
 
     def at(x: Array) -> Array:
-        nonlocal count
-        count += 1
         found = np.asarray(residuals(dict(zip(names, map(float, x), strict=True))), dtype=np.float64)
         if not np.isfinite(found).all():
             raise InvalidRequestError("a residual is not finite: a measured or predicted time is 0, or not a number")
@@ -97,7 +93,7 @@ def least_squares(
     if polish:
         x, r = _polish(at, x, r, jacobian, steps, low, high, polish)
     errors = _jackknife(x, r, jacobian, groups, low, high)
-    return Fit(dict(zip(names, x.tolist(), strict=True)), dict(zip(names, errors.tolist(), strict=True)), r, count)
+    return Fit(dict(zip(names, x.tolist(), strict=True)), dict(zip(names, errors.tolist(), strict=True)), r)
 
 
 def _polish(
