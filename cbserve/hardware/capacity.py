@@ -55,16 +55,6 @@ class KVCapacity:
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
-    def max_concurrency(self, num_tokens: int) -> int:
-        """Requests that fit when each comes to hold `num_tokens`, prompt and answer, in whole blocks.
-
-        Raises:
-            InvalidRequestError: `num_tokens` below 1.
-        """
-        if num_tokens < 1:
-            raise InvalidRequestError(f"num_tokens={num_tokens!r}: a request holds at least 1 token")
-        return self.num_blocks // -(-num_tokens // self.block_size)
-
     def __str__(self) -> str:
         rows = (
             ("  memory", self.gpu.memory_bytes, ""),

@@ -207,10 +207,6 @@ class Roofline:
         """
         return self.dtype_bytes * self._flops_s / (2 * self._bytes_s)
 
-    def itl_floor_s(self, num_context_tokens: int = 0) -> float:
-        """Seconds that no decode step can undercut: weights and the K and V of all contexts, at the memory's peak."""
-        return (self._weights_bytes + self._kv_bytes * num_context_tokens) / self.memory_bytes_s
-
     def _work(self, plan: StepPlan) -> tuple[float, float, int]:
         """(FLOPs, bytes, tokens). It runs for every step of a simulation: most rows are decodes and cost few look-ups.
 

@@ -31,7 +31,7 @@ def test_the_exercise(layers, kv_heads, head_dim, token_bytes, whole, most):
     for utilization, requests in ((1.0, whole), (0.9, most)):
         capacity = kv_capacity(model, EIGHTY, utilization, activation_bytes=0)
         assert capacity.kv_bytes == utilization * 80e9 - 14e9
-        assert capacity.max_concurrency(2048) == requests == int(capacity.kv_bytes / (token_bytes * 2048))
+        assert capacity.num_tokens // 2048 == requests == int(capacity.kv_bytes / (token_bytes * 2048))
 
 
 def test_the_exercise_in_blocks():
@@ -43,7 +43,7 @@ def test_the_exercise_in_blocks():
 def test_common_models_of_seven_billion(model, requests):
     """The same exercise with what the models really take a token."""
     shape = replace(model_shape(model), published_params=7e9)  # the exercise's 14 GB, whatever it has
-    assert kv_capacity(shape, EIGHTY, 0.9, activation_bytes=0).max_concurrency(2048) == requests
+    assert kv_capacity(shape, EIGHTY, 0.9, activation_bytes=0).num_tokens // 2048 == requests
 
 
 def test_it_is_close_to_what_vllm_finds():
@@ -58,9 +58,6 @@ def test_dtype_and_blocks():
     assert fp8.num_tokens == pytest.approx(2 * base.num_tokens, abs=32)
     large = kv_capacity("llama-3.1-8b", "a100-80", activation_bytes=1e9, block_size=256)
     assert large.num_tokens <= base.num_tokens < large.num_tokens + 256
-    assert base.max_concurrency(17) == base.num_blocks // 2
-    with pytest.raises(InvalidRequestError, match="num_tokens=0"):
-        base.max_concurrency(0)
 
 
 def test_activations_grow_with_the_step():

@@ -182,14 +182,11 @@ def test_a_step_without_rows_reads_no_weights():
     assert a100()(plan) == pytest.approx(0.0005 + 16 * KV_BYTES / 32e9, rel=1e-12)
 
 
-def test_critical_batch_and_floor():
+def test_critical_batch():
     plain = a100(eff_compute=1, eff_memory=1)
     assert plain.critical_batch() == pytest.approx(153, abs=0.1)  # F / BW
     assert a100().critical_batch() == pytest.approx(153.02 * 0.72 / 0.65, rel=1e-4)
     assert a100(eff_compute=1, eff_memory=1, dtype_bytes=1).critical_batch() == pytest.approx(76.5, abs=0.1)
-    assert 1e3 * a100().itl_floor_s() == pytest.approx(2 * 7.5047e9 / 2039e9 * 1e3, rel=1e-4)
-    assert a100().itl_floor_s(1000) - a100().itl_floor_s() == pytest.approx(1000 * KV_BYTES / 2039e9)
-    assert a100().itl_floor_s(1000) < a100()(decodes(1000))
 
 
 @pytest.mark.parametrize(
