@@ -31,6 +31,8 @@ from cbserve.kernels.backends import TORCH, TRITON, Backend  # noqa: E402
 from cbserve.kernels.jit import interpreting  # noqa: E402
 from cbserve.kernels.paged_decode import paged_decode, paged_decode_triton  # noqa: E402
 from cbserve.kernels.paged_prefill import paged_prefill, paged_prefill_triton, prefill_tiles  # noqa: E402
+from cbserve.kernels.rms_norm import rms_norm_triton  # noqa: E402
+from cbserve.kernels.sampling import sample_tokens, sample_tokens_triton  # noqa: E402
 
 # Largest difference from float64, as a part of the largest number of the result. Halves round each result once and
 # their softmax weights once; bfloat16 has 8 bits.
@@ -185,7 +187,7 @@ def check(bench: Bench, shape: Shape, dtype: torch.dtype) -> None:
     normed, summed = TRITON.add_rms_norm(x, residual, weight, 1e-5)
     report("add_rms_norm, norm", normed, norm64(total, weight))
     report("add_rms_norm, sum", summed, total, 0.0)
-    report("rms_norm", TRITON.rms_norm(x, weight, 1e-5), norm64(x.double(), weight))
+    report("rms_norm", rms_norm_triton(x, weight, 1e-5), norm64(x.double(), weight))
     qkv = bench.random(n, heads + 2 * kv_heads, d, dtype=dtype)
     rotation = torch.polar(torch.ones(n, d // 2), 6 * torch.rand(n, d // 2)).to(bench.device)
     qk, v_new = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -247,7 +249,7 @@ def check_sampling(bench: Bench, shape: Shape) -> None:
     rows = min(bench.size.tokens, 64)
     for name, top_k, top_p in (("all", -1, 1.0), ("top-k 50", 50, 1.0), ("top-p 0.9", -1, 0.9), ("both", 50, 0.9)):
         arguments = sampling_arguments(bench, shape.vocab, rows, top_k, top_p)
-        differ = int((TRITON.sample_tokens(*arguments) != TORCH.sample_tokens(*arguments)).sum())
+        differ = int((sample_tokens_triton(*arguments) != sample_tokens(*arguments)).sum())
         bench.add(check=f"sample_tokens, {name}", shape=shape.name, rows=rows, differ=differ, ok=differ <= rows // 50)
 
 
@@ -335,9 +337,9 @@ def time_sampling(bench: Bench, shape: Shape) -> None:
     rows = min(bench.size.tokens, 64)
     for name, top_k, top_p in (("plain", -1, 1.0), ("top-k 50", 50, 1.0), ("top-p 0.9", -1, 0.9)):
         arguments = sampling_arguments(bench, shape.vocab, rows, top_k, top_p)
-        for backend in (TRITON, TORCH):
-            taken_s = bench.seconds(lambda: backend.sample_tokens(*arguments))  # noqa: B023
-            bench.add(speed=f"sampling {rows} rows, {name}, {backend.name}", shape=shape.name, us=1e6 * taken_s)
+        for backend, operation in (("triton", sample_tokens_triton), ("torch", sample_tokens)):
+            taken_s = bench.seconds(lambda: operation(*arguments))  # noqa: B023
+            bench.add(speed=f"sampling {rows} rows, {name}, {backend}", shape=shape.name, us=1e6 * taken_s)
 
 
 def time_engine(bench: Bench, dtype: torch.dtype) -> None:

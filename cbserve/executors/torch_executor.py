@@ -144,7 +144,7 @@ class TorchExecutor:
             sampling = [row for row in rows if row.num_samples]
             logits = logits[[r for r, row in enumerate(sampling) for _ in range(row.num_samples)]]
         choices = [self._choice(row, row.sample_index + i) for row in rows for i in range(row.num_samples)]
-        ids, logprobs = sample(logits, choices, self.backend.sample_tokens if self.backend.name == "triton" else None)
+        ids, logprobs = sample(logits, choices, self.backend.sample_tokens)
         sampled, reported, at = [], [], 0
         for row in rows:
             own = slice(at, at := at + row.num_samples)

@@ -37,29 +37,29 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """The operations of a step; each is described where the torch function of the same name stands."""
+    """The operations of a step; each is described where the torch function of the same name stands.
+
+    `sample_tokens` None: `models.sampling` chooses, without a kernel.
+    """
 
     name: str
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: type[StepAttention]
     copy_blocks: Callable[[Tensor, Tensor, Sequence[tuple[int, int]]], None]
-    sample_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    sample_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 TORCH = Backend(
     "torch",
-    rms_norm.rms_norm,
     rms_norm.add_rms_norm,
     rotary.rotary,
     silu_and_mul.silu_and_mul,
     kv_store.store_kv,
     PagedAttention,
     block_copy.copy_blocks,
-    sampling.sample_tokens,
 )
 C = replace(
     TORCH,
@@ -72,7 +72,6 @@ C = replace(
 )
 TRITON = Backend(
     "triton",
-    rms_norm.rms_norm_triton,
     rms_norm.add_rms_norm_triton,
     rotary.rotary_triton,
     silu_and_mul.silu_and_mul_triton,
