@@ -13,13 +13,11 @@ from torch import Tensor
 
 from cbserve.errors import ModelError
 from cbserve.models.config import ModelConfig, gpu_dtype
-from cbserve.models.fetch import SOURCES, fetch_model, model_path, models_folder
+from cbserve.models.fetch import SOURCES, fetch_model
 from cbserve.models.hf_folder import read_config, read_tokenizer, read_weights, write_folder
 from cbserve.models.llama import LlamaModel
 from cbserve.models.tiny import TINY, tiny_weights
 from cbserve.models.tokenizer import ByteTokenizer, Tokenizer
-
-__all__ = ["LoadedModel", "default_dtype", "export_model", "fetch_model", "load_model", "model_path", "models_folder"]
 
 
 class LoadedModel(NamedTuple):
