@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -121,7 +120,7 @@ class Tokenizer:
                         f"a message's {part} is {message[part]!r}: it must be text; the message is {message!r}"
                     )
         try:
-            return self._template.render(
+            return _compiled(self.chat_template).render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._token_text(self.bos_token_id),
@@ -129,18 +128,6 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise ModelError(f"the model's chat template refuses these messages: {error}") from error
-
-    @cached_property
-    def _template(self) -> Any:
-        # As transformers renders it: block tags leave no blank lines behind. Sandboxed, because a template is a
-        # program that came with a download.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        assert self.chat_template is not None
-        return environment.from_string(self.chat_template)
 
     def _token_text(self, id: int | None) -> str:
         return "" if id is None else self.backend.id_to_token(id) or ""
@@ -204,6 +191,18 @@ class ByteTokenizer(Tokenizer):
         reserved = [f"<|reserved_{id}|>" for id in range(first_reserved, vocab_size)]
         backend.add_special_tokens([AddedToken(token, special=True) for token in [*self.SPECIAL, *reserved]])
         super().__init__(backend, bos_token_id=256, eos_token_ids=(257,), chat_template=self.CHAT_TEMPLATE)
+
+
+@lru_cache
+def _compiled(chat_template: str) -> Template:
+    # As transformers renders it: block tags leave no blank lines behind. Sandboxed, because a template is a program
+    # that came with a download.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment.from_string(chat_template)
 
 
 def _raise_exception(message: str) -> None:
