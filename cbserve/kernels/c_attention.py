@@ -34,6 +34,7 @@ class CPagedAttention:
         rest = block_tables[decodes:], query_lens[decodes:], context_lens[decodes:]
         self._prefills = PagedAttention(*rest, block_size, dtype, device) if decodes < len(query_lens) else None
         tables, contexts = block_tables[:decodes], context_lens[:decodes]
+        # Also as many as decodes: C would read on behind them.
         for _, table, context in zip(range(decodes), tables, contexts, strict=True):
             if not 0 < context <= len(table) * block_size:
                 raise KernelError(

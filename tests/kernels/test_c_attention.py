@@ -144,6 +144,13 @@ def test_what_would_read_beyond_the_cache_is_refused(change, message):
 
 
 @needs_compiler
+@pytest.mark.parametrize(("tables", "contexts"), [([[0]], [8]), ([[0], [1]], [8]), ([[0]], [8, 8])])
+def test_two_queries_need_two_tables_and_contexts(tables, contexts):
+    with pytest.raises(ValueError, match="shorter"):
+        CPagedAttention(tables, [1, 1], contexts, 8, torch.float32, torch.device("cpu"))
+
+
+@needs_compiler
 def test_the_engine_gives_the_text_of_the_torch_backend():
     prompts = [[(7 * i + j) % 200 + 5 for i in range(5 + 9 * j)] for j in range(6)]
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
