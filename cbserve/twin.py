@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cbserve.calibrating.measured_run import Agreement
 from cbserve.calibration import Calibration
-from cbserve.clock import Clock
+from cbserve.clock import Clock, RealClock
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.request import Request, SamplingParams
@@ -144,25 +144,17 @@ def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
     return simulation.trace
 
 
-class CpuClock:
+class CpuClock(RealClock):
     """Counts the CPU time of this process, from 0: what a step takes with one thread if nobody else used the core.
 
     A clock for machines that others use. While nothing is to be done it jumps to the next arrival.
     """
-
-    kind = "measured"
-
-    def __init__(self) -> None:
-        self.restart()
 
     def restart(self) -> None:
         self._start = time.process_time()
 
     def now(self) -> float:
         return time.process_time() - self._start
-
-    def advance(self, duration_s: float) -> None:
-        pass
 
     def wait_until(self, time_s: float) -> None:
         self._start -= max(0.0, time_s - self.now())

@@ -8,14 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from engine_harness import make_scheduler
 
-from cbserve import LLM, CBServeError, StaticBatching
+from cbserve import LLM, CBServeError, Request, SamplingParams, StaticBatching
 from cbserve.calibrating import machine
 from cbserve.calibrating.machine import calibrate, drift
 from cbserve.calibration import CalibrationError, load_calibration
 from cbserve.cli import main
+from cbserve.clock import RealClock, VirtualClock
 from cbserve.core.policies import Policy
 from cbserve.core.trace import Admitted, Finished, Preempted
+from cbserve.engine import Engine
+from cbserve.executors.simulated import SimulatedExecutor
 from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict, run, why_stale
 
 
@@ -104,6 +108,13 @@ def test_a_run_on_cpu_time_does_not_wait(tiny, calibration):
     assert tiny.engine.clock is own
 
 
+@pytest.mark.parametrize("clock", [CpuClock, RealClock, VirtualClock])
+def test_any_clock_hears_of_many_steps_at_once(calibration, clock):
+    engine = Engine(make_scheduler(), SimulatedExecutor(calibration.cost(), {}), clock(), fast_forward=True)
+    outputs = list(engine.run([Request("a", [1, 2, 3], SamplingParams(max_tokens=50))]))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [50]
+
+
 def test_the_table_takes_medians_and_has_targets(tiny, calibration):
     workload = chat_workload(6)
     predicted = predict(workload, tiny, calibration)
@@ -179,8 +190,6 @@ def test_bad_arguments_are_one_line(home, capsys, arguments, words):
 
 
 def test_an_engine_in_use_is_not_calibrated(tiny):
-    from cbserve import Request
-
     tiny.engine.add_request(Request("x", [5, 6, 7]))
     try:
         with pytest.raises(CBServeError, match="is serving another call"):
