@@ -115,7 +115,7 @@ def decode_speed(model: LlamaModel, executor: TorchExecutor, repeats: int) -> No
     parts = ("products", "attention", "store", "sampling")
     print("batch  step ms  products ms  K/V ms  floor ms  floor/step | in the step, ms: " + "  ".join(parts) + "  rest")
     for batch in BATCHES:
-        plan = decode_plan(batch, CONTEXT, executor.limits.num_blocks)
+        plan = decode_plan(batch, CONTEXT, executor.bounds.num_blocks)
         kv = batch * CONTEXT * model.config.kv_bytes_per_token() / bandwidth
         # In turns, and their ratio turn by turn: what else the machine does meets both alike.
         bare = matrix_products(model, batch)

@@ -36,7 +36,7 @@ class PackedStep:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RowBounds:
     """What the rows of a step must keep to."""
 
     vocab_size: int
@@ -45,16 +45,16 @@ class Limits:
     block_size: int
 
 
-def pack(rows: Sequence[Row], limits: Limits, device: torch.device) -> PackedStep:
+def pack(rows: Sequence[Row], bounds: RowBounds, device: torch.device) -> PackedStep:
     """Pack `rows`, in their order. Raises PlanError for a token, position or block that does not exist."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     query_start, block_tables = [0], []
-    size = limits.block_size
+    size = bounds.block_size
     for row in rows:
         table = row.block_table[: -(-row.end // size)]
-        _check(row, table, limits)
+        _check(row, table, bounds)
         token_ids.extend(row.token_ids)
         positions.extend(range(row.start, row.end))
         slots.extend([table[p // size] * size + p % size for p in range(row.start, row.end)])
@@ -77,7 +77,7 @@ def padded_tables(block_tables: Sequence[Sequence[int]], device: torch.device) -
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
-def _check(row: Row, table: Sequence[int], limits: Limits) -> None:
+def _check(row: Row, table: Sequence[int], bounds: RowBounds) -> None:
     """An index outside a tensor is a crash on CUDA, and another sequence's K and V if the block is a wrong one."""
 
     def fail(what: str) -> PlanError:
@@ -85,16 +85,16 @@ def _check(row: Row, table: Sequence[int], limits: Limits) -> None:
 
     if not row.token_ids:
         raise fail("no tokens; a row computes at least one")
-    if min(row.token_ids) < 0 or max(row.token_ids) >= limits.vocab_size:
-        wrong = next(token for token in row.token_ids if not 0 <= token < limits.vocab_size)
-        raise fail(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}; use the model's tokenizer")
-    if row.start < 0 or row.end > limits.max_position:
-        raise fail(f"the model has positions 0 to {limits.max_position - 1}; lower max_model_len or shorten the prompt")
-    if len(table) * limits.block_size < row.end:
+    if min(row.token_ids) < 0 or max(row.token_ids) >= bounds.vocab_size:
+        wrong = next(token for token in row.token_ids if not 0 <= token < bounds.vocab_size)
+        raise fail(f"token id {wrong} is outside the vocabulary of {bounds.vocab_size}; use the model's tokenizer")
+    if row.start < 0 or row.end > bounds.max_position:
+        raise fail(f"the model has positions 0 to {bounds.max_position - 1}; lower max_model_len or shorten the prompt")
+    if len(table) * bounds.block_size < row.end:
         raise fail(
-            f"the block table has {len(table)} blocks of {limits.block_size} tokens, {row.end} tokens need "
-            f"{-(-row.end // limits.block_size)}; allocate before the row is scheduled"
+            f"the block table has {len(table)} blocks of {bounds.block_size} tokens, {row.end} tokens need "
+            f"{-(-row.end // bounds.block_size)}; allocate before the row is scheduled"
         )
-    if min(table) < 0 or max(table) >= limits.num_blocks:
-        wrong = next(block for block in table if not 0 <= block < limits.num_blocks)
-        raise fail(f"block {wrong} is outside the pool of {limits.num_blocks}; give executor and pool one num_blocks")
+    if min(table) < 0 or max(table) >= bounds.num_blocks:
+        wrong = next(block for block in table if not 0 <= block < bounds.num_blocks)
+        raise fail(f"block {wrong} is outside the pool of {bounds.num_blocks}; give executor and pool one num_blocks")

@@ -20,12 +20,12 @@ def faster_preemption(executor: TorchExecutor, block_size: int) -> str:
     to
     the length until attention counts, so one comparison decides for all victims.
     """
-    num_blocks = min(-(-NUM_TOKENS // block_size), executor.limits.num_blocks, executor.host_cache.shape[2])
+    num_blocks = min(-(-NUM_TOKENS // block_size), executor.bounds.num_blocks, executor.host_cache.shape[2])
     swap_s = _median(executor, StepPlan(-1, swap_outs=[(i, i) for i in range(num_blocks)]))
     swap_s += _median(executor, StepPlan(-1, swap_ins=[(i, i) for i in range(num_blocks)]))
     count = num_blocks * block_size
     row = Row(
-        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * min(count, executor.limits.max_position),
+        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * min(count, executor.bounds.max_position),
         block_table=range(num_blocks), params=SamplingParams(temperature=0), num_prompt_tokens=count, num_samples=0,
     )  # fmt: skip
     recompute_s = _median(executor, StepPlan(-1, [row]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cbserve.core.plan import Row, StepPlan, StepResult
-from cbserve.executors.packing import Limits, PackedStep, PlanError, pack, padded_tables
+from cbserve.executors.packing import PackedStep, PlanError, RowBounds, pack, padded_tables
 from cbserve.executors.threads import choose_num_threads
 from cbserve.kernels.backends import choose_backend
 from cbserve.models.llama import Attend, LlamaModel
@@ -63,7 +63,7 @@ class TorchExecutor:
         self.backend = choose_backend(backend, model.device, model.dtype, sizes)
         self._fused = None if self.backend.name == "torch" else self.backend  # torch has its own fast forms
         self.model, self.attention, self.default_seed = model, attention, default_seed
-        self.limits = Limits(config.vocab_size, config.max_position, num_blocks, block_size)
+        self.bounds = RowBounds(config.vocab_size, config.max_position, num_blocks, block_size)
         # Not filled: attention never looks at what no token was written to.
         block_shape = (block_size, config.num_kv_heads, config.head_dim)
         self.kv_cache = torch.empty(
@@ -87,7 +87,7 @@ class TorchExecutor:
         # Decodes of equal length side by side: attention takes them as a slice.
         order = sorted(range(len(plan.rows)), key=lambda i: (len(plan.rows[i].token_ids), -plan.rows[i].end))
         rows = [plan.rows[i] for i in order]
-        packed = pack(rows, self.limits, self.model.device)
+        packed = pack(rows, self.bounds, self.model.device)
         self._check_copies(plan)
         copy_blocks = self.backend.copy_blocks
         copy_blocks(self.kv_cache, self.host_cache, plan.swap_outs)
@@ -115,7 +115,7 @@ class TorchExecutor:
         store_kv = self.backend.store_kv
         if self.attention is None:
             lens = packed.query_lens, packed.context_lens
-            plan = packed.block_tables, *lens, self.limits.block_size, self.model.dtype, device
+            plan = packed.block_tables, *lens, self.bounds.block_size, self.model.dtype, device
             step = self.backend.paged_attention(*plan)
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class TorchExecutor:
         return int.from_bytes(digest, "little")
 
     def _check_copies(self, plan: StepPlan) -> None:
-        device, host = self.limits.num_blocks, self.host_cache.shape[2]
+        device, host = self.bounds.num_blocks, self.host_cache.shape[2]
         for pairs, num_sources, num_targets in (
             (plan.copies, device, device), (plan.swap_outs, device, host), (plan.swap_ins, host, device),
         ):  # fmt: skip
