@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.plan import Row, StepPlan
-from cbserve.core.request import SamplingParams
+from cbserve.core.plan import StepPlan
+from cbserve.executors.timing import timing_row
 
 if TYPE_CHECKING:
     from cbserve.llm import LLM
@@ -102,27 +102,14 @@ def measure_step_times(
 
 
 def _decodes(llm: LLM, count: int, context: int) -> StepPlan:
-    """`count` decode rows with `context` cached tokens each; tables may share blocks, since only time matters."""
+    """`count` decode rows with `context` cached tokens each."""
     pool = llm.scheduler.kv.pool
     context = min(context, pool.num_blocks * pool.block_size - 1, llm.max_model_len - 1)
     blocks_each = -(-(context + 1) // pool.block_size)
-    params = SamplingParams(temperature=0)
-    rows = [
-        Row(
-            seq_id=-1 - i, request_id="timing", slot=i, start=context, token_ids=[7], params=params,
-            block_table=[(i * blocks_each + b) % pool.num_blocks for b in range(blocks_each)],
-            num_prompt_tokens=context,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    return StepPlan(-1, rows)
+    tables = ([(i * blocks_each + b) % pool.num_blocks for b in range(blocks_each)] for i in range(count))
+    return StepPlan(-1, [timing_row(context, 1, table) for table in tables])
 
 
 def _prefill(llm: LLM, num_tokens: int) -> StepPlan:
-    pool = llm.scheduler.kv.pool
-    row = Row(
-        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * num_tokens,
-        params=SamplingParams(temperature=0),
-        block_table=range(-(-num_tokens // pool.block_size)), num_prompt_tokens=num_tokens, is_prefill=True,
-    )  # fmt: skip
-    return StepPlan(-1, [row])
+    num_blocks = -(-num_tokens // llm.scheduler.kv.block_size)
+    return StepPlan(-1, [timing_row(0, num_tokens, range(num_blocks))])

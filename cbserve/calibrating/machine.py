@@ -22,9 +22,10 @@ import torch
 from cbserve.calibrating.fit import Constant, least_squares
 from cbserve.calibration import Calibration, Point
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.plan import Row, StepPlan
+from cbserve.core.plan import StepPlan
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.trace import StepEvent
+from cbserve.executors.timing import timing_row
 from cbserve.hardware.models import MODELS, ModelShape
 from cbserve.hardware.roofline import Roofline
 
@@ -215,7 +216,7 @@ def _fit(
 
 
 def _plans(llm: LLM) -> list[tuple[Point, StepPlan]]:
-    """Steps that pool and model can take. Tables of different rows may share blocks: only the time matters."""
+    """Steps that pool and model can take."""
     pool = llm.scheduler.kv.pool
     longest = min(llm.max_model_len, pool.num_blocks * pool.block_size)
     found = [
@@ -235,13 +236,7 @@ def _plan(llm: LLM, kind: str, num_rows: int, num_tokens: int, context: int) -> 
         start = round(context * (0.5 + i / (num_rows - 1))) if num_rows > 1 else context
         start = min(start, llm.max_model_len - num_tokens, pool.num_blocks * pool.block_size - num_tokens)
         count = -(-(start + num_tokens) // pool.block_size)
-        rows.append(
-            Row(
-                seq_id=-1 - i, request_id="calibration", slot=i, start=start, token_ids=[7] * num_tokens,
-                block_table=[(first + b) % pool.num_blocks for b in range(count)], params=_GREEDY,
-                num_prompt_tokens=start + num_tokens, is_prefill=kind == "prefill",
-            )
-        )  # fmt: skip
+        rows.append(timing_row(start, num_tokens, [(first + b) % pool.num_blocks for b in range(count)]))
         first += count
     return Point(kind, num_rows, num_tokens, context, 0.0, 0.0, 0.0, 0), StepPlan(-1, rows)
 

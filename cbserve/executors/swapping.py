@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from cbserve.core.plan import Row, StepPlan
-from cbserve.core.request import SamplingParams
+from cbserve.core.plan import StepPlan
+from cbserve.executors.timing import timing_row
 from cbserve.executors.torch_executor import TorchExecutor
 
 REPEATS = 3
@@ -23,12 +23,8 @@ def faster_preemption(executor: TorchExecutor, block_size: int) -> str:
     num_blocks = min(-(-NUM_TOKENS // block_size), executor.bounds.num_blocks, executor.host_cache.shape[2])
     swap_s = _median(executor, StepPlan(-1, swap_outs=[(i, i) for i in range(num_blocks)]))
     swap_s += _median(executor, StepPlan(-1, swap_ins=[(i, i) for i in range(num_blocks)]))
-    count = num_blocks * block_size
-    row = Row(
-        seq_id=-1, request_id="timing", slot=0, start=0, token_ids=[7] * min(count, executor.bounds.max_position),
-        block_table=range(num_blocks), params=SamplingParams(temperature=0), num_prompt_tokens=count, num_samples=0,
-    )  # fmt: skip
-    recompute_s = _median(executor, StepPlan(-1, [row]))
+    num_tokens = min(num_blocks * block_size, executor.bounds.max_position)
+    recompute_s = _median(executor, StepPlan(-1, [timing_row(0, num_tokens, range(num_blocks), num_samples=0)]))
     return "swap" if swap_s < recompute_s else "recompute"
 
 
