@@ -61,9 +61,9 @@ def pack(rows: Sequence[Row], bounds: RowBounds, device: torch.device) -> Packed
         query_start.append(len(token_ids))
         block_tables.append(table)
     return PackedStep(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        slots=torch.tensor(slots, dtype=torch.int64, device=device),
         query_start=query_start,
         context_lens=[row.end for row in rows],
         block_tables=block_tables,

@@ -23,8 +23,8 @@ def choose_num_threads() -> int:
     candidates = sorted({1, most, *(2**i for i in range(1, most.bit_length()))})
     if most == 1:
         return 1
-    x = torch.ones(8, 576)
-    weights = [torch.ones(1536, 576) for _ in range(4)]
+    x = torch.ones(8, 576, dtype=torch.float32)
+    weights = [torch.ones(1536, 576, dtype=torch.float32) for _ in range(4)]
     times: dict[int, list[float]] = {count: [] for count in candidates}
     try:
         stop = time.perf_counter() + _BUDGET_S

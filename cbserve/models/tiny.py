@@ -33,11 +33,12 @@ def tiny_weights(seed: int = 0) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name, shape in TINY.tensor_shapes().items():
         if len(shape) == 1:
-            weights[name] = torch.ones(shape)
+            weights[name] = torch.ones(shape, dtype=torch.float32)
             continue
         gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.5
         fan_in = 1 if "embed" in name else shape[1]
-        weights[name] = torch.randn(shape, generator=generator) * (gain / fan_in**0.5)
+        # Whatever torch's default dtype is: in another one the generator gives other numbers.
+        weights[name] = torch.randn(shape, generator=generator, dtype=torch.float32) * (gain / fan_in**0.5)
     printable = torch.zeros(TINY.vocab_size, dtype=torch.bool)
     printable[0x20:0x7F] = True
     weights["lm_head.weight"] *= 6.0 * printable.unsqueeze(1)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from cbserve import LLM, ContinuousBatching, Priority, Request, SamplingParams, Scheduler, StaticBatching
 from cbserve.core.trace import Admitted, Preempted, StepEvent
@@ -72,6 +73,19 @@ def test_the_same_request_gives_the_same_tokens(way, params):
         assert any(row.kind == "prefill" and not row.num_sampled for s in llm.trace.steps for row in s.rows)
     if way == "static":
         assert any(row.kind == "padding" for step in llm.trace.of(StepEvent) for row in step.rows)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_torchs_default_dtype_does_not_matter(dtype, backend):
+    expected = alone(GREEDY) + alone(SEEDED)
+    torch.set_default_dtype(dtype)
+    try:
+        llm = LLM("tiny", backend=backend, num_blocks=18, preemption="swap", verbose=False)
+        found = [tokens for params in (GREEDY, SEEDED) for tokens in tokens_of(llm, PROMPTS, params)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
 
 
 def test_displaced_by_a_premium_request_it_still_says_the_same():
