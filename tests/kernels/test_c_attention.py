@@ -92,6 +92,19 @@ def test_what_is_no_number_reaches_its_own_sequence_only(where, position, value)
 
 
 @needs_compiler
+@pytest.mark.parametrize("v_value", [1.0, torch.nan, torch.inf])
+@pytest.mark.parametrize("context", [1, 64, 150])
+def test_where_all_scores_are_minus_infinity_nothing_is_seen(context, v_value):
+    q, k, v, tables, *rest = problem([(1, context), (1, 9)], group=3)
+    q[0, :, 3] = 1.0
+    k[tables[0], :, :, 3] = -torch.inf
+    v[tables[0, 0], 0, 0, 3] = v_value
+    ours, theirs = (operation(q, k, v, tables, *rest) for operation in (attention, paged_attention))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert ours[0, 0, 0] == 0
+
+
+@needs_compiler
 def test_queries_need_not_lie_side_by_side():
     q, *rest = problem([(1, 20), (1, 9)], group=3)
     wide = torch.cat([q, q], 1)[:, : q.shape[1]]  # as a model slices q out of its q, k and v

@@ -68,8 +68,10 @@ INLINE void attend(const float *q, float *out, const float *k_cache, const float
                 for (int i = 0; i < count; i++) k[i] += dim, v[i] += dim; /* on to the next KV head */
         }
     }
-    for (int h = 0; h < kv_heads * group; h++)
-        for (int d = 0; d < dim; d += LANES) AT(out + h * dim + d) /= total[h];
+    for (int h = 0; h < kv_heads * group; h++) {
+        float sum = total[h] == 0 ? 1 : total[h]; /* 0: all scores are -infinity, and out is 0 as in torch */
+        for (int d = 0; d < dim; d += LANES) AT(out + h * dim + d) /= sum;
+    }
 }
 
 /* q: [num_seqs, heads, dim], a sequence's q_stride floats after the one before. out: [num_seqs, heads, dim]. k_cache,
