@@ -21,6 +21,8 @@ from cbserve.hardware.roofline import Roofline
 FORMAT = 1
 CURE = "measure this machine with: cbserve calibrate"
 _FITTED = ("eff_compute", "eff_memory", "overhead_s", "overlap")
+_LINK = "host_link_bytes_s"
+_UNITS = {"overhead_s": (1e3, " ms"), _LINK: (1e-9, " GB/s")}
 
 
 class CalibrationError(CBServeError):
@@ -31,10 +33,11 @@ class CalibrationError(CBServeError):
 class Point:
     """One kind of step, timed: `num_rows` rows of `num_tokens` new tokens each, after `context` cached ones on average.
 
-    `seconds` is the median of `repeats` runs, `low_s` and `high_s` their quartiles, `fitted_s` what the model says.
+    A swap computes nothing and moves those `context` tokens. `seconds` is the median of `repeats` runs, `low_s` and
+    `high_s` their quartiles, `fitted_s` what the model says.
     """
 
-    kind: str  # "prefill" or "decode"
+    kind: str  # "prefill", "decode", "swap out" or "swap in"
     num_rows: int
     num_tokens: int
     context: int
@@ -52,8 +55,9 @@ class Calibration:
     Args:
         device: in words.
         flops, memory_bytes_s: the ceilings that the efficiencies are shares of.
-        values, errors: of eff_compute, eff_memory, overhead_s and overlap; a constant without an error was not fitted,
-            one with an error of 0 stands at the bound of its range.
+        values, errors: of eff_compute, eff_memory, overhead_s and overlap, and of host_link_bytes_s where it was
+            measured; a constant without an error was not fitted, one with an error of 0 stands at the bound of its
+            range.
         loop_s: seconds between two steps that the engine spends outside the executor.
         created: ISO 8601, UTC.
         environment: what else may matter: torch, threads, dtype, load average, or the run that was fitted.
@@ -95,21 +99,23 @@ class Calibration:
 
     def constants(self) -> list[tuple[str, str]]:
         """(name, value with its error bar) pairs for a table."""
-        rows = []
-        for name in _FITTED:
+        rows, has_link = [], _LINK in self.values
+        for name in [*_FITTED, _LINK] if has_link else _FITTED:
             value, error = self.values[name], self.errors.get(name)
-            scale, unit = (1e3, " ms") if name == "overhead_s" else (1.0, "")
+            scale, unit = _UNITS.get(name, (1.0, ""))
             bar = " (not fitted)" if error is None else f" ± {error * scale:.3f}" if error else " (at its bound)"
             rows.append((name, f"{value * scale:.3f}{bar}{unit}"))
-        return rows
+        return rows if has_link else [*rows, (_LINK, "not measured")]
+
+    @property
+    def ceilings(self) -> str:
+        """What the efficiencies are shares of, in words."""
+        return f"{self.flops / 1e9:.4g} GFLOP/s and {self.memory_bytes_s / 1e9:.4g} GB/s"
 
     def __str__(self) -> str:
         constants = ", ".join(f"{name} {text}" for name, text in self.constants())
         error = f"; fit within {self.median_error:.0%} (median)" if self.points else ""
-        return (
-            f"{self.model.name} on {self.device}, {self.created[:10]}: {constants} "
-            f"of {self.flops / 1e9:.4g} GFLOP/s and {self.memory_bytes_s / 1e9:.4g} GB/s{error}"
-        )
+        return f"{self.model.name} on {self.device}, {self.created[:10]}: {constants}; ceilings {self.ceilings}{error}"
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write it as JSON, whole or not at all. Returns the path: by default the one that `load_calibration` reads.

@@ -104,6 +104,8 @@ def simulate(
     host_pool = BlockPool(num_host_blocks, block_size) if num_host_blocks else None
     if preemption != "recompute" and host_pool is None:
         raise InvalidRequestError(f"preemption={preemption!r} needs a host pool: give num_host_blocks")
+    if preemption != "recompute" and hasattr(cost, "require_link"):
+        cost.require_link()
     if host_pool is not None and getattr(cost, "block_size", block_size) != block_size:
         raise InvalidRequestError(
             f"block_size={block_size}, but the cost model swaps blocks of {cost.block_size} tokens; give it the same "

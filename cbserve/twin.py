@@ -121,7 +121,8 @@ def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
     nothing, and each request allows exactly the tokens of its answer.
 
     Raises:
-        InvalidRequestError: a request can never be served there.
+        InvalidRequestError: a request can never be served there; or `llm` swaps, and the calibration is too old to know
+            the host link.
     """
     scheduler, kv = llm.scheduler, llm.scheduler.kv
     jobs = [replace(job, prompt=own_tokens(i, len(job.prompt))) for i, job in enumerate(workload.jobs)]
@@ -219,6 +220,8 @@ def why_stale(
         return f"it is of {calibration.model.name}, not of {shape.name}"
     if calibration.block_size != llm.scheduler.kv.block_size:
         return f"its blocks have {calibration.block_size} tokens, these {llm.scheduler.kv.block_size}"
+    if llm.scheduler.preemption != "recompute" and "host_link_bytes_s" not in calibration.values:
+        return "it does not know the host link, and this engine swaps"
     for name, value in ({"device": device_name(llm), "timer": timer.__name__} | environment(llm)).items():
         before = calibration.device if name == "device" else calibration.environment.get(name)
         if before != value:

@@ -184,8 +184,8 @@ def _print_calibration(calibration: Calibration) -> None:
 
 
 def _constants(calibration: Calibration) -> str:
-    ceilings = f"of {calibration.flops / 1e9:.4g} GFLOP/s and {calibration.memory_bytes_s / 1e9:.4g} GB/s"
-    return "\n".join(f"{name:<12} {text}" for name, text in calibration.constants()) + f"\n{'':<12} {ceilings}"
+    rows = [*calibration.constants(), ("ceilings", calibration.ceilings)]
+    return "\n".join(f"{name:<18} {text}" for name, text in rows)
 
 
 def _load() -> str:

@@ -1,8 +1,8 @@
 """`calibrate`: time single steps of the real engine on this machine, and fit the constants of the cost model to them.
 
-Prefill chunks of several lengths and decode batches over two contexts, in rounds, so that what else the machine does
-meets all of them alike. The ceilings are measured in the same rounds: a large matrix product and a large copy, read and
-written bytes both counted. A ceiling is the best that was seen, a step its median.
+Prefill chunks of several lengths, decode batches over two contexts and swaps of two sizes, in rounds, so that what else
+the machine does meets all of them alike. The ceilings are measured in the same rounds: a large matrix product and a
+large copy, read and written bytes both counted. A ceiling is the best that was seen, a step its median.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import StepPlan
 from cbserve.core.request import Request, SamplingParams
 from cbserve.core.trace import StepEvent
+from cbserve.executors.swapping import spare_host_pool, swap_out_and_in
 from cbserve.executors.timing import timing_row
 from cbserve.hardware.models import MODELS, ModelShape
 from cbserve.hardware.roofline import Roofline
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 PREFILLS = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (128, 512))  # (tokens of the chunk, cached before it)
 BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (64, 512)
+SWAPS = (128, 512)  # tokens that go out, and come in
 _PROBES = (("prefill", 1, 64, 0), ("decode", 2, 1, 64), ("decode", 8, 1, 64))
 _LEAST_ROUNDS = 3
 _COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}  # far beyond any cache
@@ -50,7 +52,8 @@ def calibrate(
     """Measure for about `budget_s` seconds, three rounds at least, and fit.
 
     On a CPU `overlap` is fitted too: how much of computing and loading runs at the same time. On a GPU it is 1. The
-    error bars are a jackknife over the points: each kind of step is left out once.
+    error bars are a jackknife over the points: each kind of step is left out once. The host link is what the engine's
+    own swaps reach, between its pool and one in the host's memory.
 
     Args:
         progress: called with the share that is done, in 0..1.
@@ -64,33 +67,37 @@ def calibrate(
     if not isinstance(budget_s, int | float) or not 0 < budget_s < float("inf"):
         raise InvalidRequestError(f"budget_s={budget_s!r}: must be a number of seconds above 0")
     llm.require_idle()
-    plans = _plans(llm)
-    if len(plans) < 5:
+    steps, swaps = _plans(llm), _swaps(llm)
+    if len(steps) < 5:
         raise InvalidRequestError(
-            f"only {len(plans)} kinds of step fit the pool and max_model_len={llm.max_model_len}; enlarge num_blocks"
+            f"only {len(steps)} kinds of step fit the pool and max_model_len={llm.max_model_len}; enlarge num_blocks"
         )
     ceilings = _Ceilings(llm, timer)
+    plans = steps + swaps
+    # A swap before each step: so it finds the caches as steps leave them, as in a run.
+    order = [index for i in range(len(steps)) for index in (len(steps) + i % len(swaps), i)]
     times: list[list[float]] = [[] for _ in plans]
     kept = llm.executor.kv_cache.clone() if llm.scheduler.kv.enable_prefix_caching else None
     began = time.perf_counter()
     try:
-        done, rounds = 0.0, -1  # the first round warms up
-        while done < 1 or rounds < _LEAST_ROUNDS:
-            for index, (_, plan) in enumerate(plans):
-                start = timer()
-                llm.executor.execute(plan)
-                if rounds >= 0:
-                    times[index].append(timer() - start)
-                if progress is not None:
-                    share = min((time.perf_counter() - began) / budget_s, (rounds + 1 + index / len(plans)) / 4)
-                    progress(min(1.0, max(done, share)))
-            ceilings.measure()
-            rounds += 1
-            done = (time.perf_counter() - began) / budget_s
+        with spare_host_pool(llm.executor, max(len(plan.swap_outs) for _, plan in plans)):
+            done, rounds = 0.0, -1  # the first round warms up
+            while done < 1 or rounds < _LEAST_ROUNDS:
+                for at, index in enumerate(order):
+                    start = timer()
+                    llm.executor.execute(plans[index][1])
+                    if rounds >= 0:
+                        times[index].append(timer() - start)
+                    if progress is not None:
+                        share = min((time.perf_counter() - began) / budget_s, (rounds + 1 + at / len(order)) / 4)
+                        progress(min(1.0, max(done, share)))
+                ceilings.measure()
+                rounds += 1
+                done = (time.perf_counter() - began) / budget_s
     finally:
         if kept is not None:
             llm.executor.kv_cache.copy_(kept)
-    points = [_point(point, seconds) for (point, _), seconds in zip(plans, times, strict=True)]
+    timed = [(_point(point, seconds), plan) for (point, plan), seconds in zip(plans, times, strict=True)]
     base = Roofline(
         shape_of(llm),
         ceilings.flops,
@@ -101,7 +108,7 @@ def calibrate(
     )
     is_cpu = llm.device.type == "cpu"
     about = _about(llm) | {"timer": timer.__name__}
-    return _fit(base, points, [plan for _, plan in plans], fits_overlap=is_cpu, loop_s=_loop_s(llm), about=about)
+    return _fit(base, timed, fits_overlap=is_cpu, loop_s=_loop_s(llm), about=about)
 
 
 def drift(llm: LLM, calibration: Calibration, timer: Callable[[], float] = time.perf_counter) -> float:
@@ -175,14 +182,15 @@ def _about(llm: LLM) -> dict[str, str | int | float]:
 
 def _fit(
     base: Roofline,
-    points: list[Point],
-    plans: list[StepPlan],
+    timed: Sequence[tuple[Point, StepPlan]],
     fits_overlap: bool,
     loop_s: float,
     about: Mapping[str, str | int | float],
 ) -> Calibration:
-    measured = np.log([point.seconds for point in points])
-    least = min(point.seconds for point in points)
+    steps = [(point, plan) for point, plan in timed if plan.rows]
+    swaps = [(point, plan) for point, plan in timed if not plan.rows and point.seconds > 0]  # 0: a coarse timer
+    measured = np.log([point.seconds for point, _ in steps])
+    least = min(point.seconds for point, _ in steps)
     constants = {
         "eff_compute": Constant(0.5, 0.01, 1.0, 0.01),
         "eff_memory": Constant(0.5, 0.01, 1.0, 0.01),
@@ -193,26 +201,41 @@ def _fit(
 
     def residuals(values: Mapping[str, float]) -> np.ndarray:
         cost = replace(base, **values)
-        return np.log([cost(plan) for plan in plans]) - measured
+        return np.log([cost(plan) for _, plan in steps]) - measured
 
-    fit = least_squares(residuals, constants, range(len(points)))
-    cost = replace(base, **fit.values)
+    fit = least_squares(residuals, constants, range(len(steps)))
+    link, link_error = _host_link(base, swaps)
+    cost, link_cost = replace(base, **fit.values), replace(base, **link)
     fixed = {} if fits_overlap else {"overlap": base.overlap}
     return Calibration(
         model=base.model,
         device=str(about.get("device", "")),
         flops=base.flops,
         memory_bytes_s=base.memory_bytes_s,
-        values=fit.values | fixed,
-        errors=fit.errors,
+        values=fit.values | fixed | link,
+        errors=fit.errors | link_error,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         dtype_bytes=base.dtype_bytes,
         block_size=base.block_size,
         kv_passes=base.kv_passes,
         loop_s=loop_s,
         environment={name: value for name, value in about.items() if name != "device"},
-        points=tuple(replace(point, fitted_s=cost(plan)) for point, plan in zip(points, plans, strict=True)),
+        points=tuple(
+            replace(point, fitted_s=cost_of(plan))
+            for points, cost_of in ((steps, cost), (swaps if link else (), link_cost))
+            for point, plan in points
+        ),
     )
+
+
+def _host_link(base: Roofline, swaps: Sequence[tuple[Point, StepPlan]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes a second in one direction by the name of the constant, and one standard error: over the kinds of swap, of
+    logarithms, so that relative errors count as in the fit. Nothing if the timer saw fewer than two take any time."""
+    if len(swaps) < 2:
+        return {}, {}
+    rates = np.log([base.link_bytes(plan) / point.seconds for point, plan in swaps])
+    rate = float(np.exp(rates.mean()))
+    return {"host_link_bytes_s": rate}, {"host_link_bytes_s": rate * float(rates.std(ddof=1)) / len(rates) ** 0.5}
 
 
 def _plans(llm: LLM) -> list[tuple[Point, StepPlan]]:
@@ -226,6 +249,17 @@ def _plans(llm: LLM) -> list[tuple[Point, StepPlan]]:
     ]
     found += [_plan(llm, "decode", batch, 1, context) for context in CONTEXTS for batch in BATCHES if context < longest]
     return found
+
+
+def _swaps(llm: LLM) -> list[tuple[Point, StepPlan]]:
+    """Out and in, of as many tokens as `SWAPS` says or the pool has."""
+    pool = llm.scheduler.kv.pool
+    counts = sorted({min(-(-num_tokens // pool.block_size), pool.num_blocks) for num_tokens in SWAPS})
+    return [
+        (Point(kind, 1, 0, count * pool.block_size, 0.0, 0.0, 0.0, 0), plan)
+        for count in counts
+        for kind, plan in zip(("swap out", "swap in"), swap_out_and_in(count), strict=True)
+    ]
 
 
 def _plan(llm: LLM, kind: str, num_rows: int, num_tokens: int, context: int) -> tuple[Point, StepPlan]:

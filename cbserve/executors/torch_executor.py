@@ -65,20 +65,21 @@ class TorchExecutor:
         self.model, self.attention, self.default_seed = model, attention, default_seed
         self.bounds = RowBounds(config.vocab_size, config.max_position, num_blocks, block_size)
         # Not filled: attention never looks at what no token was written to.
-        block_shape = (block_size, config.num_kv_heads, config.head_dim)
-        self.kv_cache = torch.empty(
-            (config.num_layers, 2, num_blocks, *block_shape), dtype=model.dtype, device=model.device
-        )
-        self.host_cache = torch.empty(
-            (config.num_layers, 2, num_host_blocks, *block_shape),
-            dtype=model.dtype,
-            pin_memory=model.device.type == "cuda" and num_host_blocks > 0,
-        )
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self.kv_cache = torch.empty(shape, dtype=model.dtype, device=model.device)
+        self.host_cache = self.new_host_cache(num_host_blocks)
         self._layers = [(k_cache, v_cache) for k_cache, v_cache in self.kv_cache]
         self._scale = config.head_dim**-0.5
         if model.device.type == "cpu":
             few = sum(map(_num_elements, config.tensor_shapes().values())) < _FEW_WEIGHTS
             torch.set_num_threads(num_threads or (1 if few else choose_num_threads()))
+
+    def new_host_cache(self, num_blocks: int) -> Tensor:
+        """What `num_blocks` are swapped out to: shaped as `kv_cache`, in the host's memory, pinned for a GPU."""
+        num_layers, two, _, *block_shape = self.kv_cache.shape
+        pinned = self.model.device.type == "cuda" and num_blocks > 0
+        shape = (num_layers, two, num_blocks, *block_shape)
+        return torch.empty(shape, dtype=self.model.dtype, device="cpu", pin_memory=pinned)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

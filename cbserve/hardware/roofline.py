@@ -57,10 +57,10 @@ class Roofline:
         kv_passes: how often K and V of a context cross memory in a step. 1: a kernel reads them in place, in their
             blocks. 3: they are gathered first, so they are read, written and read again, as the torch attention of this
             engine does it (`kernels.paged_attention`).
-        host_link_bytes_s: one direction. Swaps are carried out before the step, one after the other.
+        host_link_bytes_s: one direction; None: not known. Swaps are carried out before the step, one after the other.
 
     Raises:
-        InvalidRequestError: a value is out of range; or, when called, a plan swaps and there is no link.
+        InvalidRequestError: a value is out of range; or, when called, a plan swaps and the link is not known.
     """
 
     model: ModelShape
@@ -76,7 +76,7 @@ class Roofline:
     kv_passes: float = 1.0
     host_link_bytes_s: float | None = None
 
-    takes_steady: ClassVar[bool] = True  # see executors.simulated.StepCost
+    takes_steady: ClassVar[bool] = True  # see executors.simulated.CostModel
 
     # What a step is multiplied with.
     _flops_s: float = field(init=False, repr=False, compare=False)  # that are reached
@@ -146,7 +146,7 @@ class Roofline:
         flops, num_bytes, _ = self._work(plan)
         seconds = self._seconds(flops / self._flops_s, num_bytes / self._bytes_s)
         if plan.swap_outs or plan.swap_ins:
-            seconds += self._link_bytes(plan) / self._link_bytes_s
+            seconds += self.link_bytes(plan) / self.require_link()
         return seconds
 
     def of(self, plan: StepPlan) -> StepCost:
@@ -155,7 +155,7 @@ class Roofline:
         return StepCost(
             flops=flops,
             bytes=num_bytes,
-            link_bytes=self._link_bytes(plan),
+            link_bytes=self.link_bytes(plan),
             compute_s=flops / self._flops_s,
             memory_s=num_bytes / self._bytes_s,
             seconds=self(plan),
@@ -199,6 +199,24 @@ class Roofline:
         there = self._seconds(compute + turn * more_compute, memory + turn * more_memory)
         return Ramp((first, (count - turn, there, slopes[1])))
 
+    def link_bytes(self, plan: StepPlan) -> float:
+        """Bytes that the step's swaps move over the host link, both directions together."""
+        return (len(plan.swap_outs) + len(plan.swap_ins)) * self.block_size * self._kv_bytes
+
+    def require_link(self) -> float:
+        """`host_link_bytes_s`; a run that swaps asks for it before it begins.
+
+        Raises:
+            InvalidRequestError: it is not known.
+        """
+        if self.host_link_bytes_s is None:
+            raise InvalidRequestError(
+                "host_link_bytes_s=None, but blocks are swapped to the host: measure the link with `cbserve calibrate` "
+                "(older calibrations lack it, and those of another engine's run), give its bytes a second in one "
+                "direction (PCIe Gen4 x16: 32e9), or preempt by recomputing"
+            )
+        return self.host_link_bytes_s
+
     def critical_batch(self) -> float:
         """Tokens of a step at which its matrices take as long to compute as their weights to load: F / BW for 16 bits.
 
@@ -241,15 +259,3 @@ class Roofline:
     def _seconds(self, compute_s: float, memory_s: float) -> float:
         longer, shorter = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
         return longer + (1 - self.overlap) * shorter + self.overhead_s
-
-    def _link_bytes(self, plan: StepPlan) -> float:
-        return (len(plan.swap_outs) + len(plan.swap_ins)) * self.block_size * self._kv_bytes
-
-    @property
-    def _link_bytes_s(self) -> float:
-        if self.host_link_bytes_s is None:
-            raise InvalidRequestError(
-                "host_link_bytes_s=None, but the plan swaps blocks to the host: give the link's bytes a second in one "
-                "direction (PCIe Gen4 x16: 32e9), or preempt by recomputing"
-            )
-        return self.host_link_bytes_s

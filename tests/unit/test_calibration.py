@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cbserve import CBServeError
+from cbserve import CBServeError, Roofline
 from cbserve.calibration import Calibration, CalibrationError, Point, calibration_path, load_calibration
 from cbserve.cli import main
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import StepPlan
 from cbserve.hardware.models import model_shape
+from cbserve.simulation import simulate
+from cbserve.workloads.workload import Job, Workload
 
 ONE = Calibration(
     model=model_shape("smollm2-135m"),
@@ -31,6 +34,11 @@ ONE = Calibration(
     loop_s=1e-3,
     environment={"torch": "2.13.0", "threads": 2},
     points=(Point("decode", 8, 1, 64, 0.2, 0.19, 0.22, 7, 0.21),),
+)
+
+
+WITH_LINK = replace(
+    ONE, values={**ONE.values, "host_link_bytes_s": 3.5e9}, errors={**ONE.errors, "host_link_bytes_s": 0.25e9}
 )
 
 
@@ -51,10 +59,11 @@ def tiny():
     return LLM("tiny", num_blocks=1400, backend="torch", verbose=False)
 
 
-def test_what_is_saved_is_loaded(home):
-    path = ONE.save()
+@pytest.mark.parametrize("calibration", [ONE, WITH_LINK], ids=["of before the link was measured", "as of today"])
+def test_what_is_saved_is_loaded(home, calibration):
+    path = calibration.save()
     assert path == calibration_path() == home / "calibration.json"
-    assert load_calibration() == ONE == load_calibration(path)
+    assert load_calibration() == calibration == load_calibration(path)
     assert list(home.glob("*.tmp")) == []
 
 
@@ -72,6 +81,26 @@ def test_the_cost_model_has_the_constants_and_the_loop():
 def test_error_bars_in_words(errors, words):
     assert words in str(replace(ONE, errors=errors))
     assert "20.000 ± 4.000 ms" in str(ONE)
+
+
+def test_the_host_link_is_a_constant_like_the_others():
+    assert WITH_LINK.cost().host_link_bytes_s == 3.5e9
+    assert "host_link_bytes_s 3.500 ± 0.250 GB/s" in str(WITH_LINK)
+    assert "host_link_bytes_s not measured" in str(ONE)
+
+
+def test_without_the_link_a_run_that_swaps_is_refused_before_it_begins(home, capsys):
+    work = Workload("work", [Job(0.0, range(1, 20), 5)])  # nothing of it will ever be swapped
+    with pytest.raises(InvalidRequestError, match="host_link_bytes_s=None.*cbserve calibrate"):
+        simulate(work, ONE.cost(), 100, preemption="swap", num_host_blocks=10)
+    for cost, preemption in ((ONE.cost(), "recompute"), (WITH_LINK.cost(), "swap")):
+        assert simulate(work, cost, 100, preemption=preemption, num_host_blocks=10).summary.num_output_tokens == 5
+    command = ["sim", "--gpu", "this", "--preemption", "swap", "--requests", "5", "--num-blocks", "2000"]
+    ONE.save()
+    assert main(command) == 2
+    assert "cbserve calibrate" in capsys.readouterr().err
+    WITH_LINK.save()
+    assert main(command) == 0
 
 
 def test_none_yet_names_place_and_cure(home):
@@ -150,8 +179,41 @@ def test_tiny_is_measured_and_fitted(tiny):
     assert 0 < found.values["eff_compute"] <= 1 and 0 < found.values["eff_memory"] <= 1
     assert 0 <= found.values["overlap"] <= 1 and found.kv_passes == 3.0 and found.dtype_bytes == 4
     assert found.loop_s > 0 and found.model.name == "tiny" and set(found.errors) == set(found.values)
+    swaps = {(p.kind, p.context) for p in found.points if p.kind.startswith("swap")}
+    assert swaps == {(kind, tokens) for kind in ("swap out", "swap in") for tokens in (128, 512)}
+    assert 1e6 < found.values["host_link_bytes_s"] < 1e13 and tiny.executor.host_cache.shape[2] == 0
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
     assert tiny.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("link", [5e9, 1e30], ids=["a link", "a swap takes no time that the timer sees"])
+def test_a_host_link_that_is_known_is_found(tiny, monkeypatch, link):
+    """Each step takes the time that a cost model says, on a clock that shows nothing else."""
+    from cbserve.calibrating import machine
+
+    truth = Roofline(machine.shape_of(tiny), 80e9, 12e9, dtype_bytes=4, kv_passes=3.0, host_link_bytes_s=link)
+    now_s = [0.0]
+
+    class Known:
+        flops, bytes_s, measure = 80e9, 12e9, staticmethod(lambda: None)
+
+    def execute(plan):
+        now_s[0] += truth(plan)
+
+    def timer():
+        return now_s[0]
+
+    monkeypatch.setattr(machine, "_Ceilings", lambda llm, timer: Known)
+    monkeypatch.setattr(machine, "_loop_s", lambda llm: 0.0)
+    monkeypatch.setattr(tiny.executor, "execute", execute)
+    found = machine.calibrate(tiny, budget_s=0.01, timer=timer)
+    swaps = [p for p in found.points if p.kind.startswith("swap")]
+    if link > 1e20:
+        assert "host_link_bytes_s" not in found.values and not swaps
+    else:
+        assert found.values["host_link_bytes_s"] == pytest.approx(link, rel=1e-6)
+        assert found.errors["host_link_bytes_s"] < 1e-6 * link
+        assert len(swaps) == 4 and all(p.fitted_s == pytest.approx(p.seconds, rel=1e-6) for p in swaps)
 
 
 def test_what_the_prefix_cache_knows_survives():

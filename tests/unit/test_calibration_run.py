@@ -35,6 +35,7 @@ from cbserve.calibration import load_calibration
 from cbserve.cli import main
 from cbserve.hardware.gpus import GPUS
 from cbserve.hardware.models import model_shape
+from cbserve.simulation import simulate
 from cbserve.workloads.measured import MeasuredRun
 
 NAME = "llmservingsim_RTX4090_Llama-3.1-8B"
@@ -135,6 +136,8 @@ def test_a_known_run_gives_its_constants_back(other):
     assert fit.calibration.values["eff_compute"] == pytest.approx(TRUE["eff_compute"], rel=0.1)
     assert seen == list(range(1, len(seen) + 1)) and len(seen) < 100
     assert (fit.calibration.model.name, fit.calibration.device) == ("Qwen2.5-7B", "A100-80 SXM")
+    with pytest.raises(CBServeError, match="host_link_bytes_s=None"):  # the run says nothing of it
+        simulate(run.workload, fit.calibration.cost(), 900, preemption="swap", num_host_blocks=900)
 
 
 def test_the_command_fits_saves_and_compares(other, tmp_path, capsys):

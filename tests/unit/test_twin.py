@@ -76,8 +76,9 @@ class ByLength(Policy):
     [
         {}, {"batching": StaticBatching(4)}, {"policy": ByLength()}, {"enable_prefix_caching": True},
         {"num_blocks": 60, "policy": ByLength()}, {"batching": StaticBatching(4), "num_blocks": 60},
+        {"num_blocks": 40, "preemption": "swap"},
     ],
-    ids=["as it is", "static", "a policy", "prefix caching", "a small pool", "static, a small pool"],
+    ids=["as it is", "static", "a policy", "prefix caching", "a small pool", "static, a small pool", "swapping"],
 )  # fmt: skip
 def test_all_at_once_the_real_engine_decides_as_predicted(calibration, options):
     """Who is admitted in which step, and when in steps an answer ends, does not depend on time then."""
@@ -89,6 +90,16 @@ def test_all_at_once_the_real_engine_decides_as_predicted(calibration, options):
         for trace in (predict(workload, llm, calibration), run(workload, llm))
     ]
     assert decisions[0] == decisions[1] and len(decisions[0]) >= 24
+    if options.get("preemption") == "swap":
+        assert any(decision[0] == "preempted" for decision in decisions[0])
+
+
+def test_without_the_host_link_a_run_that_swaps_is_not_predicted(calibration):
+    llm = LLM("tiny", num_blocks=40, preemption="swap", verbose=False)
+    of_before = replace(calibration, values={n: v for n, v in calibration.values.items() if n != "host_link_bytes_s"})
+    assert "host link" in why_stale(of_before, llm) and why_stale(calibration, llm) == ""
+    with pytest.raises(CBServeError, match="host_link_bytes_s=None.*cbserve calibrate"):
+        predict(chat_workload(2), llm, of_before)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 4, 300])
