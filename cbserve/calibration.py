@@ -56,8 +56,7 @@ class Calibration:
         device: in words.
         flops, memory_bytes_s: the ceilings that the efficiencies are shares of.
         values, errors: of eff_compute, eff_memory, overhead_s and overlap, and of host_link_bytes_s where it was
-            measured; a constant without an error was not fitted, one with an error of 0 stands at the bound of its
-            range.
+            measured; a constant without an error was not fitted, one with an error of 0 stands at a bound.
         loop_s: seconds between two steps that the engine spends outside the executor.
         created: ISO 8601, UTC.
         environment: what else may matter: torch, threads, dtype, load average, or the run that was fitted.

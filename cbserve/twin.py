@@ -121,8 +121,7 @@ def predict(workload: Workload, llm: LLM, calibration: Calibration) -> Trace:
     nothing, and each request allows exactly the tokens of its answer.
 
     Raises:
-        InvalidRequestError: a request can never be served there; or `llm` swaps, and the calibration is too old to know
-            the host link.
+        InvalidRequestError: a request can never be served there; or `llm` swaps, and the host link is not known.
     """
     scheduler, kv = llm.scheduler, llm.scheduler.kv
     jobs = [replace(job, prompt=own_tokens(i, len(job.prompt))) for i, job in enumerate(workload.jobs)]
@@ -162,8 +161,7 @@ class CpuClock(RealClock):
 
 
 def run(workload: Workload, llm: LLM, clock: Clock | None = None) -> Trace:
-    """The workload through the real engine, in real time: random prompts of the same lengths, answers of exactly the
-    given ones.
+    """The workload through the real engine, in real time: random prompts and answers, of exactly the given lengths.
 
     Args:
         clock: in place of the engine's own for this run, a `CpuClock` for instance.

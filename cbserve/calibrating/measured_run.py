@@ -66,8 +66,7 @@ def read_settings(path: str | os.PathLike[str], model: str | None = None, gpu: s
         model, gpu: names from the tables in place of those in the file.
 
     Raises:
-        RunFileError: names the file and the key that is missing or of a wrong kind, or the model or device that the
-            tables lack.
+        RunFileError: names the file and the key that is missing or of a wrong kind, or what the tables lack.
     """
     try:
         meta = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -36,8 +36,7 @@ def swap_out_and_in(num_blocks: int) -> tuple[StepPlan, StepPlan]:
 
 @contextmanager
 def spare_host_pool(executor: TorchExecutor, num_blocks: int) -> Iterator[None]:
-    """Inside, the executor swaps to a host pool of its own making, so that any can be timed, and what its real one
-    holds is safe."""
+    """Inside, the executor swaps to a host pool of this size, and what its own one holds is safe."""
     own, executor.host_cache = executor.host_cache, executor.new_host_cache(num_blocks)
     try:
         yield

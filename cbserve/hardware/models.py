@@ -18,8 +18,7 @@ class ModelShape:
     """A dense decoder-only transformer: all that its FLOPs and bytes follow from.
 
     Args:
-        num_kv_heads: fewer than `num_heads` is grouped-query attention (Ainslie et al., arXiv 2305.13245), as many is
-            multi-head attention.
+        num_kv_heads: below `num_heads`: grouped-query attention (Ainslie et al., arXiv 2305.13245).
         head_dim: not always `hidden_size / num_heads`.
         source: where the shape is from.
         tie_word_embeddings: the output head is the input embedding.

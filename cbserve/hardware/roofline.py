@@ -39,8 +39,7 @@ class Roofline:
     FLOPs of a row that computes C tokens after x cached ones: 2 for each weight in the layers and token,
     4 x layers x heads x head_dim x (C x + C (C + 1) / 2) for attention, and the output head once if the row samples.
     Bytes: the weights that are multiplied with, K and V of every row's context (what attention reads) `kv_passes`
-    times, K and V of the new tokens (what is written), and twice each block that is copied. A padding row costs what
-    a decode does.
+    times, K and V of the new tokens (what is written), and twice each block that is copied. A padding row is a decode.
     Not counted: activations, norms, the look-up of embeddings.
 
     Args:

@@ -162,8 +162,7 @@ class Linear:
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    """`weight` in oneDNN's layout, or None where that does not pay or not exist: private operators, absent from some
-    builds."""
+    """`weight` in oneDNN's layout, or None where that does not pay; its private operators are not in every build."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None
     if weight.numel() < _WORTH_PACKING:

@@ -48,8 +48,8 @@ def sample(
 
     Log-probabilities are raw, as in vLLM: the log-softmax of the logits as they came, whatever was sampled with. The
     chosen token comes first, then the N best in falling order (the chosen one is not repeated). `sample_tokens` is a
-    kernel that chooses for all rows at once (`cbserve.kernels.sampling`). Raises `ValueError` if there is not one
-    `SamplingRow` a row.
+    kernel that chooses for all rows at once (`cbserve.kernels.sampling`). Raises `ValueError` unless each row of logits
+    has one of `rows`.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{logits.shape[0]} rows of logits but {len(rows)} rows of sampling parameters; give one each")
@@ -147,8 +147,7 @@ def _keep_top_p(scaled: Tensor, top_p: list[float]) -> None:
 def _best(values: Tensor, k: int) -> Tensor:
     """The k best values of each row [R, V] in falling order, [R, k].
 
-    In a large vocabulary, first the k chunks with the best maxima: they hold all of them, and a maximum costs a tenth
-    of a selection.
+    In a large vocabulary, first the k chunks with the best maxima: they hold all of them, and maxima cost a tenth.
     """
     vocab = values.shape[-1]
     if vocab % _CHUNK == 0 and 4 * k * _CHUNK <= vocab:
