@@ -53,8 +53,7 @@ class Duties(Books):
 
         All victims that the candidate needs are named, or none.
         """
-        candidate = self.policy.peek()
-        if candidate is None or not self.policy.may_displace:
+        if not self.policy.may_displace or (candidate := self.policy.peek()) is None:
             return []
         running, victims = list(self.running), []
         slots, blocks = len(self.free_slots), self.kv.num_free_blocks

@@ -60,7 +60,7 @@ class FastForward(Duties):
             sampled: for each row of the plan, the count - 1 tokens that it was given.
         """
         if plan.steady is not None and self.cruise is not None:
-            self._advance(self.cruise, plan, count)
+            self._advance(self.cruise, plan, plan.steady, count)
             return
         steps, size = count - 1, self.kv.block_size
         due: list[tuple[int, int, int, Sequence]] = []  # a block is needed or full: (step, phase, row, sequence)
@@ -164,14 +164,14 @@ class FastForward(Duties):
                 return ahead
         return min(steps, size)
 
-    def _advance(self, cruise: Cruise, plan: StepPlan, count: int) -> None:
+    def _advance(self, cruise: Cruise, plan: StepPlan, steady: Steady, count: int) -> None:
         if self.kv.enable_prefix_caching:
             for _ in range(count - 1):
                 self._publish(cruise)
                 self.kv.extend(cruise.begin_steps())
         else:  # nobody looks at the pool in between
             self.kv.extend(cruise.begin_steps(count - 1))
-        plan.steady = Steady(cruise.step, len(cruise), cruise.context_len)
+        steady.step, steady.context_len = cruise.step, cruise.context_len
         self._step += count - 1
         plan.evicted += self.kv.pool.take_evicted()
 

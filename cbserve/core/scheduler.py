@@ -87,8 +87,10 @@ class Scheduler(FastForward):
             self._cruise(self.cruise, step)
             if plan.steady is not None and not step.loose and not len(self.policy):  # nothing is left to decide
                 return self._finish_plan(step)
-        decodes_wait = any(not seq.is_prefilling for seq in self.running)
-        for name in self.batching.duties(self._prefill_streak if decodes_wait else 0):
+        streak = self._prefill_streak
+        if streak and all([seq.is_prefilling for seq in self.running]):
+            streak = 0  # nobody waits for a decode
+        for name in self.batching.duties(streak):
             if name == duty.DISPLACE:
                 for pair in _each("displace", self.displace(step)):
                     self._displace(pair, step)
