@@ -88,7 +88,7 @@ class Scheduler(FastForward):
             if plan.steady is not None and not step.loose and not len(self.policy):  # nothing is left to decide
                 return self._finish_plan(step)
         streak = self._prefill_streak
-        if streak and all([seq.is_prefilling for seq in self.running]):
+        if streak and all(seq.is_prefilling for seq in self.running):
             streak = 0  # nobody waits for a decode
         for name in self.batching.duties(streak):
             if name == duty.DISPLACE:
