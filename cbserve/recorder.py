@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from cbserve.core.books import StepUpdate
-from cbserve.core.plan import Admission, Preemption, Ramp, StepPlan
+from cbserve.core.plan import Admission, Ramp, StepPlan
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.table_log import TableLog
 from cbserve.core.trace import (
@@ -57,24 +57,24 @@ class Recorder:
                 emit(Admitted(now_s, step, *who, *places))
             else:
                 what = taken.cause, str(taken.reason), taken.how, taken.num_computed_tokens, taken.num_blocks
-                emit(Preempted(now_s, step, *who, *what))
-                self._warn(taken)
+                event = Preempted(now_s, step, *who, *what)
+                emit(event)
+                self._warn(event)
         if (blocked := plan.blocked) is not None:
             key = (blocked.seq_id, blocked.reason.code)
             if key != self._last_blocked:
                 emit(BlockedEvent(now_s, step, blocked.request_id, *key, str(blocked.reason)))
             self._last_blocked = key
 
-    def _warn(self, preemption: Preemption) -> None:
+    def _warn(self, event: Preempted) -> None:
         """Once a trace."""
         if self._warned_of_preemption:
             return
         self._warned_of_preemption = True
         logger.warning(
-            "request %s was preempted (%s): %s. Its %d tokens will be computed again. More preemptions are "
-            "in the trace; a larger pool or fewer slots avoid them.",
-            preemption.request_id, preemption.cause.replace("_", " "), preemption.reason,
-            preemption.num_computed_tokens,
+            "request %s was preempted (%s): %s. Its %d tokens will be %s. More preemptions are in the trace; a larger "
+            "pool or fewer slots avoid them.",
+            event.request_id, event.cause.replace("_", " "), event.reason, event.num_computed_tokens, event.way_back,
         )  # fmt: skip
 
     def tables(self, plan: StepPlan, now_s: float) -> None:

@@ -111,6 +111,11 @@ class Preempted(Event):
     num_computed_tokens: int
     num_blocks: int
 
+    @property
+    def way_back(self) -> str:
+        """How the K and V of its computed tokens come back, in words."""
+        return "copied back from the host" if self.how == "swap" else "computed again"
+
 
 @dataclass(slots=True)
 class PagesEvent(Event):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cbserve.core.trace import Admitted, Arrived, BlockedEvent, Finished, Left, Preempted, Refused, StepEvent, Trace
+from cbserve.viz.findings import plural
 
 
 def decision_steps(trace: Trace) -> list[int]:
@@ -61,9 +62,8 @@ def _preempted(trace: Trace, step: int, names: Mapping[str, str]) -> list[str]:
     for e in trace.of(Preempted):
         if e.step == step:
             verb = "is displaced" if e.cause == "displaced" else "is preempted"
-            said.append(
-                f"{names[e.request_id]} {verb} from slot {e.slot}: {e.reason}; {e.num_computed_tokens} tokens are lost."
-            )
+            tokens = plural(e.num_computed_tokens, "token")
+            said.append(f"{names[e.request_id]} {verb} from slot {e.slot}: {e.reason}; {tokens} will be {e.way_back}.")
     return said
 
 
@@ -85,18 +85,18 @@ def _computed(trace: Trace, now: StepEvent, names: Mapping[str, str]) -> list[st
     kinds: dict[str, list[str]] = {}
     for row in sorted(now.rows, key=lambda row: row.slot):
         kinds.setdefault(row.kind, []).append(names[owners[row.seq_id]])
-    words = {
+    one = {
         "prefill": "computes its prompt",
         "decode": "gets one token",
         "padding": "is done but computed again, thrown away",
     }
-    plural = {
+    several = {
         "prefill": "compute their prompts",
         "decode": "get one token each",
         "padding": "are done but computed again, thrown away",
     }
     parts = [
-        f"{_list(kinds[kind])} {(words if len(kinds[kind]) == 1 else plural)[kind]}" for kind in words if kind in kinds
+        f"{_list(kinds[kind])} {(one if len(kinds[kind]) == 1 else several)[kind]}" for kind in one if kind in kinds
     ]
     return ["; ".join(parts) + "."] if parts else []
 

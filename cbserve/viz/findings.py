@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cbserve.core.metrics import occupancy, slot_utilisation
@@ -64,10 +65,13 @@ def finding(traces: Sequence[Trace], is_whole: bool, labels: Sequence[str] | Non
     trace = traces[0]
     if has_padding(trace):
         return f"The hatched steps are computed and thrown away: {shares[0]} used{window}"
-    lost = sum(event.num_computed_tokens for event in trace.of(Preempted))
-    if lost:
+    returning: Counter[str] = Counter()
+    for event in trace.of(Preempted):
+        returning[event.way_back] += event.num_computed_tokens
+    if returning.total():
         preemptions = plural(sum(1 for _ in trace.of(Preempted)), "preemption")
-        return f"{preemptions}: {plural(lost, 'token')} must be computed again"
+        ways = [f"{plural(count, 'token')} must be {way}" for way, count in returning.items() if count]
+        return f"{preemptions}: {', '.join(ways)}"
     return f"{requests} on {plural(num_slots(trace), 'slot')}: {shares[0]} of the slot-steps gave a token{window}"
 
 

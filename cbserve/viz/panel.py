@@ -255,7 +255,7 @@ class Panel:
                 hover = (
                     f"step {event.step}: {name} is {what}: {event.reason}. It gives back "
                     f"{plural(event.num_blocks, 'block')}; {plural(event.num_computed_tokens, 'token')} "
-                    "will be computed again"
+                    f"will be {event.way_back}"
                 )
                 zigzag = "".join(f"l{2.5 if i % 2 else -2.5} {self.height / 4:.2f}" for i in range(4))
                 for cls in ("cut", "e"):

@@ -22,7 +22,7 @@ class Span:
     last: int
     num_tokens: int = 0  # computed
     num_sampled: int = 0
-    recomputes: bool = False  # a prefill after a preemption
+    recomputes: bool = False  # a prefill of what a preemption lost
 
     @property
     def num_steps(self) -> int:
@@ -50,7 +50,7 @@ def spans(trace: Trace) -> list[Span]:
     found: list[Span] = []
     open_: dict[int, Span] = {}  # by slot
     owners: dict[int, str] = {}
-    resumed: set[int] = set()
+    recomputing: set[int] = set()
     for event in trace:
         if isinstance(event, StepEvent):
             for row in event.rows:
@@ -77,13 +77,13 @@ def spans(trace: Trace) -> list[Span]:
                     row.num_tokens,
                     row.num_sampled,
                 )
-                span.recomputes = row.kind == "prefill" and row.seq_id in resumed
+                span.recomputes = row.kind == "prefill" and row.seq_id in recomputing
                 open_[row.slot] = span
                 found.append(span)
         elif isinstance(event, Admitted):
             owners[event.seq_id] = event.request_id
-            if event.resumed:
-                resumed.add(event.seq_id)
+            if event.resumed and not event.num_swapped_blocks:
+                recomputing.add(event.seq_id)
         elif isinstance(event, Forked):
             owners[event.seq_id] = event.request_id
         elif isinstance(event, Preempted) and event.slot in open_:

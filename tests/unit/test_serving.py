@@ -38,6 +38,13 @@ def test_swapping_keeps_what_recomputing_loses():
     assert {event.how for event in without_room.of(Preempted)} == {"recompute"}
 
 
+@pytest.mark.parametrize("how, way", [("recompute", "computed again"), ("swap", "copied back from the host")])
+def test_the_warning_of_a_preemption_says_how_the_tokens_come_back(caplog, how, way):
+    serve([20, 20], preemption=how, prompt_tokens=8, num_blocks=5, block_size=8)
+    (record,) = caplog.records
+    assert f"tokens will be {way}. " in record.message
+
+
 def test_samples_share_their_prompt():
     trace = serve([6], num_samples=3, prompt_tokens=40)
     assert len(list(trace.of(Forked))) == 2

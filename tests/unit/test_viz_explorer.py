@@ -9,6 +9,7 @@ from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.metrics import slot_utilisation
 from cbserve.core.policies import Priority
 from cbserve.core.request import Request, SamplingParams
+from cbserve.core.trace import Preempted
 from cbserve.explorers import TimelineExplorer, timeline_explorer
 from cbserve.explorers.lengths import LengthError, parse_lengths
 from cbserve.explorers.story import tell
@@ -123,6 +124,16 @@ def test_preemption_and_its_reason_are_told() -> None:
     explorer.blocks.value = 30
     told = " ".join(text for done in range(explorer.num_steps + 1) for text in explorer.story(done))
     assert "is preempted" not in told
+
+
+@pytest.mark.parametrize(
+    "how, way",
+    [("recompute", "16 tokens will be computed again"), ("swap", "16 tokens will be copied back from the host")],
+)
+def test_what_becomes_of_a_victims_tokens_is_told(how: str, way: str) -> None:
+    trace = serve([20] * 3, num_blocks=12, block_size=4, preemption=how)
+    victim = next(trace.of(Preempted))
+    assert way in tell(trace, victim.step, dict.fromkeys("ABC", "it"))
 
 
 def test_displacement_is_told() -> None:

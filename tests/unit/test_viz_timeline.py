@@ -115,6 +115,39 @@ def test_preemptions_and_displacements_are_told_apart_with_their_reasons() -> No
     assert "displaced by a more urgent request" not in timeline(preempted()).svg
 
 
+@pytest.mark.parametrize(
+    "options, ways",
+    [
+        ({}, ["40 tokens must be computed again"]),
+        ({"preemption": "swap"}, ["40 tokens must be copied back from the host"]),
+        (
+            {"preemption": "swap", "num_host_blocks": 7},  # room for the first victim only
+            ["16 tokens must be copied back from the host", "24 tokens must be computed again"],
+        ),
+    ],
+    ids=["recompute", "swap", "both"],
+)
+def test_what_a_victim_loses_is_told_apart_from_what_waits_in_the_host(options: dict, ways: list[str]) -> None:
+    trace = serve([20] * 3, num_blocks=12, block_size=4, **options)
+    figure = timeline(trace)
+    assert figure.title == f"2 preemptions: {', '.join(ways)}"
+    for event in trace.of(Preempted):
+        way = "copied back from the host" if event.how == "swap" else "computed again"
+        assert f"{event.num_computed_tokens} tokens will be {way}" in figure.svg
+    assert ("computes again" in figure.svg) == ("computed again" in figure.title)
+
+
+@pytest.mark.parametrize("how", ["recompute", "swap"])
+def test_a_prefill_that_was_swapped_out_goes_on_and_computes_nothing_again(how: str) -> None:
+    batching = ContinuousBatching(max_num_seqs=2, max_num_batched_tokens=8)
+    urgent = {"policy": Priority(displace=True), "priorities": [1, 1, 0], "arrivals_s": [0, 0, 2]}
+    trace = serve([6, 6, 3], batching, prompt_tokens=[4, 40, 4], block_size=4, preemption=how, **urgent)
+    (event,) = trace.of(Preempted)
+    prefills = [s for s in spans(trace) if s.request_id == event.request_id and s.kind == "prefill"]
+    assert [s.recomputes for s in prefills] == [False, how == "recompute"]
+    assert sum(s.num_tokens for s in prefills) == 40 + event.num_computed_tokens * (how == "recompute")
+
+
 def test_a_slot_that_waits_inside_a_step_is_not_drawn_as_computing() -> None:
     held = [span for span in spans(stalled()) if span.kind == "held"]
     assert held and "holds the slot and computes nothing" in timeline(stalled()).svg
