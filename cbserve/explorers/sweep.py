@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
@@ -190,4 +190,4 @@ def first_steps(trace: Trace, num_steps: int) -> Trace:
         if isinstance(event, StepEvent) and event.step >= num_steps:
             break
         events.append(event)
-    return replace(trace, events=events) if type(trace) is Trace else Trace(trace.meta, events)
+    return Trace(trace.meta, events)

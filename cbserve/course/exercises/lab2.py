@@ -105,16 +105,6 @@ def _reference_retire(kind: str, *args: Any) -> Any:
     return seq.is_finished
 
 
-_COMPLETE_SLIPS: list[Slip] = [
-    (lambda t, n, eos, ignore: t[-1] in eos, "ignore_eos=True means: an EOS does not end the answer"),
-    (
-        lambda t, n, eos, ignore: t[-1] in eos or len(t) >= n,
-        "ignore_eos=True means: an EOS does not end the answer",
-    ),
-    (lambda t, n, eos, ignore: any(x in eos for x in t), "only the last token is new; an EOS before it was ignored"),
-]
-
-
 def _diagnose_retire(args: Case, value: Any, expected: Any) -> str:
     if args[0] == "tokens":
         tokens, max_tokens, eos, ignore_eos = args[1:]
