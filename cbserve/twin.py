@@ -24,7 +24,7 @@ from cbserve.core.request import Request, SamplingParams
 from cbserve.core.run_fold import RunFold
 from cbserve.core.trace import StepEvent, Trace
 from cbserve.simulation import simulate
-from cbserve.viz.charts import lines
+from cbserve.viz import lines
 from cbserve.viz.figure import Figure
 from cbserve.workloads import given
 from cbserve.workloads.arrivals import poisson

@@ -24,7 +24,7 @@ from cbserve.calibrating.measured_run import (
 )
 from cbserve.calibration import Calibration, CalibrationError
 from cbserve.hardware.roofline import Roofline
-from cbserve.viz.charts import lines
+from cbserve.viz import lines
 from cbserve.viz.figure import Figure
 from cbserve.workloads.measured import MeasuredRun
 

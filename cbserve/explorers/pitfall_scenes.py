@@ -18,7 +18,7 @@ from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import MODELS, model_shape
 from cbserve.hardware.roofline import Roofline
 from cbserve.simulation import Simulation, simulate
-from cbserve.viz.charts import lines
+from cbserve.viz import lines
 from cbserve.viz.figure import Figure
 from cbserve.viz.style import percent
 from cbserve.viz.token_gaps import TokenRow, token_gaps

@@ -14,7 +14,7 @@ from cbserve.sim.page import Draw, write_page
 from cbserve.sim.series import Piece, Series, beginning, evenly, over_time, series
 from cbserve.sim.settings import Limits
 from cbserve.sim.words import duration, rounded, tables
-from cbserve.viz.charts import histogram, lines
+from cbserve.viz import histogram, lines
 from cbserve.viz.figure import Figure
 from cbserve.viz.style import number, percent
 from cbserve.viz.timeline import timeline

@@ -10,7 +10,7 @@ from typing import Any
 from cbserve.sim.page import Draw, write_page
 from cbserve.sim.sweep import Axes
 from cbserve.sim.words import duration, milliseconds, rounded
-from cbserve.viz.charts import lines
+from cbserve.viz import lines
 from cbserve.viz.figure import Figure
 from cbserve.viz.style import number
 from cbserve.viz.table import Table, table

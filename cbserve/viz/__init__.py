@@ -1,7 +1,9 @@
 """Pure functions from a trace, or plain numbers, to figures and tables."""
 
-from cbserve.viz.charts import bars, histogram, lines
+from cbserve.viz.bars import bars
 from cbserve.viz.figure import Figure
+from cbserve.viz.histogram import histogram
+from cbserve.viz.lines import lines
 from cbserve.viz.page_map import page_map
 from cbserve.viz.table import Table, table
 from cbserve.viz.text import timeline_text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cbserve.errors import FigureError
 from cbserve.files import write_whole
-from cbserve.viz.style import printable
+from cbserve.viz.style import NUM_LOOKS, pattern, printable
 from cbserve.viz.table import table_html
 
 ID = "@id@"  # stands for the figure's own prefix until its content is known; inline figures share one id space
@@ -79,6 +79,12 @@ class Canvas:
         self.parts.append(
             f'<text class="{cls}" x="{_short(x)}" y="{_short(y)}"{anchored}{styled}>{escape(text, quote=False)}</text>'
         )
+
+    def look(self, index: int) -> str:
+        """Colour and pattern of series or request `index`, as a value of `fill`."""
+        name = f"r{index % NUM_LOOKS}"
+        self.defs.setdefault(name, pattern(ID + name, index))
+        return f"url(#{ID}{name})"
 
     def svg(self, height: float, title: str, desc: str) -> str:
         """The whole document, for an `<img>`: its ids begin with a hash of its content."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from cbserve.errors import FigureError
 from cbserve.viz import style
 from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
-from cbserve.viz.charts import DASHES, MARKERS
 from cbserve.viz.figure import Canvas, Figure
+from cbserve.viz.strokes import DASHES, MARKERS
 
 RIGHT = 190  # pixels for the names of the curves
 SMALLEST_WIDTH = 560

@@ -24,6 +24,15 @@ def pixels(name: str, value: Any, least: int) -> None:
         )
 
 
+def frame(title: Any, caption: Any, width: Any, height: Any = 240) -> None:
+    """What every chart takes. Raises FigureError."""
+    text("title", title)
+    if caption is not None:
+        text("caption", caption)
+    pixels("width", width, 240)
+    pixels("height", height, 200)
+
+
 def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise FigureError(f"{name}={value!r}: must be text")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from cbserve.core.pages import USED, Page, PageState
 from cbserve.viz import page_words as words
 from cbserve.viz import style
-from cbserve.viz.figure import ID, Canvas
+from cbserve.viz.figure import Canvas
 from cbserve.viz.spans import order_of_ids
 
 TAKEN = {"allocated": "new", "hit": "found in the prefix cache", "shared": "shared", "copied": "a copy",
@@ -59,9 +59,7 @@ class PageArtist:
         return self.order[self.state.owners[seq_id][0]]
 
     def fill(self, seq_id: int) -> str:
-        look = f"r{self.index(seq_id) % style.NUM_LOOKS}"
-        self.canvas.defs.setdefault(look, style.pattern(ID + look, self.index(seq_id)))
-        return f"url(#{ID}{look})"
+        return self.canvas.look(self.index(seq_id))
 
     def used(self, page: Page, x: float, y: float, w: float, h: float, hover: str) -> None:
         """A page in use: its filled part in the owner's look, the rest hatched; grey with a stripe each if shared."""

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from cbserve.core.trace import Admitted, Preempted, Trace
 from cbserve.viz import style
-from cbserve.viz.figure import ID, Canvas
+from cbserve.viz.figure import Canvas
 from cbserve.viz.findings import end_step, num_slots, plural
 from cbserve.viz.marks import badge, chevrons
 from cbserve.viz.spans import Span, spans
@@ -188,13 +188,10 @@ class Panel:
     def _request(self, stay: list[Span], x: float, edge: float) -> None:
         first, last, slot = stay[0], stay[-1], stay[0].slot
         index, name = self.order[first.request_id], self.names[first.request_id]
-        look = f"r{index % style.NUM_LOOKS}"
-        self.canvas.defs.setdefault(look, style.pattern(ID + look, index))
         request = name if name == first.request_id else f"{name} ({first.request_id})"
         tokens = sum(s.num_sampled for s in stay)
-        self._bar(
-            slot, x, edge, "", f"{request}: {plural(tokens, 'token')}, {_steps(first, last)}", fill=f"url(#{ID}{look})"
-        )
+        hover = f"{request}: {plural(tokens, 'token')}, {_steps(first, last)}"
+        self._bar(slot, x, edge, "", hover, fill=self.canvas.look(index))
         self.seen.add("decode")
         size = min(13, self.height - 1)
         needed = style.text_width(name, size, bold=True) + 3

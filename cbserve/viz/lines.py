@@ -1,0 +1,95 @@
+"""Lines with markers, each named at its end, on linear or logarithmic axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from cbserve.errors import FigureError
+from cbserve.viz import given, style
+from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
+from cbserve.viz.figure import Canvas, Figure
+from cbserve.viz.strokes import stroke
+
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+def lines(
+    series: Mapping[str, Points],
+    *,
+    title: str,
+    x_name: str,
+    y_name: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    from_zero: bool = True,
+    reference: tuple[float, str] | None = None,
+    caption: str | None = None,
+    width: int = 880,
+    height: int = 340,
+) -> Figure:
+    """Lines with markers, each named at its end.
+
+    Args:
+        series: name -> (x values, y values); values that are not finite leave a gap.
+        log_x, log_y: logarithmic axes; all values must be above 0.
+        from_zero: a linear y axis begins at 0.
+        reference: (y value, text): a dashed line across, for a bound or a claim.
+
+    Raises:
+        FigureError: x and y differ in length, a log axis would show a value <= 0, or there is nothing to draw.
+    """
+    given.frame(title, caption, width, height)
+    given.mapping("series", series, "name -> (x values, y values)")
+    pairs = {str(name): _pair(name, xy) for name, xy in series.items()}
+    if reference is not None:
+        if not isinstance(reference, tuple | list) or len(reference) != 2:
+            raise FigureError(f"reference={reference!r}: must be (y value, text)")
+        given.finite("reference", reference[0])
+    points = {name: [p for p in zip(*xy, strict=True) if all(map(math.isfinite, p))] for name, xy in pairs.items()}
+    points = {name: found for name, found in points.items() if found}
+    canvas = Canvas(width)
+    top = heading(canvas, title) + 44
+    bottom = top + height - 120
+    every_y = [y for found in points.values() for _, y in found] + ([reference[0]] if reference else [])
+    xs_ends = extent([x for found in points.values() for x, _ in found], log=True)
+    y_scale = Scale(*extent(every_y, log_y, from_zero), bottom, top, log_y)
+    left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
+    right = width - 24 - min(220.0, max(style.text_width(name, 13, bold=True) for name in points))
+    x_scale = Scale(*xs_ends, left, right, log_x)
+    draw_y(canvas, y_scale, left, right, y_name)
+    own = sorted({x for found in points.values() for x, _ in found})
+    last = draw_x(canvas, x_scale, top, bottom, x_name, own if log_x and len(own) <= 10 else None)
+    ends = {name: y_scale(found[-1][1]) for name, found in points.items()}
+    places = spread(list(ends.values()), 17, top + 4, bottom - 2)
+    for index, ((name, found), place) in enumerate(zip(points.items(), places, strict=True)):
+        stroke(canvas, index, name, [(x_scale(x), y_scale(y), x, y) for x, y in found])
+        x, y = x_scale(found[-1][0]), ends[name]
+        if x < right - 1 or abs(place - y) > 3:
+            canvas.line(x + 6, y, right + 6, place, "x", stroke_opacity=0.5)
+        canvas.text(right + 12, place + 4.5, name, "b", style="font-size:13px;font-weight:600")
+    if reference:
+        y, what = y_scale(reference[0]), str(reference[1])
+        canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
+        wide = style.text_width(what, 12)
+        xs = (left + 6, (left + right - wide) / 2, right - wide - 6)
+        taken = [at for found in points.values() for at in along([(x_scale(a), y_scale(b)) for a, b in found])]
+        at = free_place(what, [(x, y + dy) for dy in (-6, 15) if y + dy > top for x in xs], taken)
+        canvas.text(*at, what, "b halo")
+    rows = [[name, x, y] for name, (xs, ys) in pairs.items() for x, y in zip(xs, ys, strict=True)]
+    desc = " ".join(
+        f"{name}: {y_name} {style.number(f[0][1])} at {x_name} {style.number(f[0][0])}, "
+        f"{style.number(f[-1][1])} at {style.number(f[-1][0])}." for name, f in points.items()
+    )  # fmt: skip
+    return Figure(
+        canvas.svg(last + 16, title, desc), title, desc, caption or f"{title}.", (["series", x_name, y_name], rows)
+    )
+
+
+def _pair(name: object, xy: object) -> tuple[list[float], list[float]]:
+    if not hasattr(xy, "__len__") or isinstance(xy, str | Mapping) or len(xy) != 2:
+        raise FigureError(f"series {name!r} is {xy!r}; give (x values, y values)")
+    xs, ys = (given.numbers(f"series {name!r}", values) for values in xy)  # type: ignore[attr-defined]
+    if len(xs) != len(ys):
+        raise FigureError(f"series {name!r} has {len(xs)} x values and {len(ys)} y values; give pairs")
+    return xs, ys
