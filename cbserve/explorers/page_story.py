@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from cbserve.core.pages import Change, PageState
-from cbserve.viz.findings import plural
-from cbserve.viz.page_words import joined
+from cbserve.viz.findings import joined, plural
 
 MOST = 4  # sentences of one kind; the rest is counted
 
@@ -68,7 +67,7 @@ def _sentence(change: Change, state: PageState, name: str) -> str:
 
 
 def _pages(blocks: Sequence[int]) -> str:
-    return ("page " if len(blocks) == 1 else "pages ") + joined([str(block) for block in blocks], 8)
+    return ("page " if len(blocks) == 1 else "pages ") + joined([str(block) for block in blocks])
 
 
 def _quiet(state: PageState) -> str:

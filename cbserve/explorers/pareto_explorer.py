@@ -11,13 +11,14 @@ from typing import Any
 
 from cbserve.core.policies import Policy
 from cbserve.errors import CBServeError, FigureError
-from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView, round_ms
+from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
 from cbserve.explorers.showing import Background, quiet, show
 from cbserve.explorers.sweep import KINDS, POLICIES, STATIC, Point, Setting
 from cbserve.hardware.gpus import GPUS
 from cbserve.hardware.models import MODELS
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
+from cbserve.viz.style import round_ms
 from cbserve.workloads.workload import Workload
 
 CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

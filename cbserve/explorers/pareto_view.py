@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import model_shape
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Frontier, InFlight, Mark, frontier
-from cbserve.viz.style import percent
+from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.table import table_html
 from cbserve.viz.timeline import timeline
 from cbserve.workloads.synthetic import azure_twin
@@ -216,12 +215,3 @@ class ParetoView:
             f"{setting.name} at {rate:g} requests/s: the longest of the first {NUM_STEPS} steps takes {said_s(longest)}"
         )
         return timeline(trace, axis="time", queue=True, title=title)
-
-
-def round_ms(seconds: float) -> str:
-    return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
-
-
-def said_s(seconds: float) -> str:
-    """Three digits, in the unit that suits."""
-    return "no value" if math.isnan(seconds) else f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

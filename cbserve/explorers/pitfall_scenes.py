@@ -10,7 +10,6 @@ from functools import lru_cache
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Admitted, StepEvent
-from cbserve.explorers.pareto_view import round_ms, said_s
 from cbserve.explorers.scene import Answer, Control, Scene
 from cbserve.hardware.capacity import kv_capacity
 from cbserve.hardware.gpus import GPUS
@@ -20,7 +19,7 @@ from cbserve.hardware.roofline import Roofline
 from cbserve.simulation import Simulation, simulate
 from cbserve.viz import lines
 from cbserve.viz.figure import Figure
-from cbserve.viz.style import percent
+from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.token_gaps import TokenRow, token_gaps
 from cbserve.workloads.tokens import own_tokens
 from cbserve.workloads.workload import Job, Workload

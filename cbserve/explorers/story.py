@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cbserve.core.trace import Admitted, Arrived, BlockedEvent, Finished, Left, Preempted, Refused, StepEvent, Trace
-from cbserve.viz.findings import plural
+from cbserve.viz.findings import joined, plural
 
 
 def decision_steps(trace: Trace) -> list[int]:
@@ -48,8 +48,8 @@ def _admitted(trace: Trace, step: int, names: Mapping[str, str]) -> list[str]:
     ]
     new = [e for e in admitted if not e.resumed]
     if new:
-        who = _list([names[e.request_id] for e in new])
-        slots = _list([str(e.slot) for e in new])
+        who = joined([names[e.request_id] for e in new])
+        slots = joined([str(e.slot) for e in new])
         verb, noun = ("takes", "slot") if len(new) == 1 else ("take", "slots")
         is_static = str(trace.meta.get("batching", "")).startswith("Static")
         why = "the engine was idle, so a new batch starts" if is_static else "free slot and blocks enough"
@@ -96,7 +96,7 @@ def _computed(trace: Trace, now: StepEvent, names: Mapping[str, str]) -> list[st
         "padding": "are done but computed again, thrown away",
     }
     parts = [
-        f"{_list(kinds[kind])} {(one if len(kinds[kind]) == 1 else several)[kind]}" for kind in one if kind in kinds
+        f"{joined(kinds[kind])} {(one if len(kinds[kind]) == 1 else several)[kind]}" for kind in one if kind in kinds
     ]
     return ["; ".join(parts) + "."] if parts else []
 
@@ -106,17 +106,10 @@ def _ended(trace: Trace, step: int, names: Mapping[str, str]) -> list[str]:
     ended = [names[e.request_id] for e in trace.of(Finished) if e.step == step]
     left = sorted((e for e in trace.of(Left) if e.step == step), key=lambda e: e.slot)
     if ended:
-        said.append(f"{_list(ended)} {'is' if len(ended) == 1 else 'are'} complete.")
+        said.append(f"{joined(ended)} {'is' if len(ended) == 1 else 'are'} complete.")
     if left:
         noun = "Slot" if len(left) == 1 else "Slots"
-        said.append(f"{noun} {_list([str(e.slot) for e in left])} {'is' if len(left) == 1 else 'are'} free.")
+        said.append(f"{noun} {joined([str(e.slot) for e in left])} {'is' if len(left) == 1 else 'are'} free.")
     elif ended:
         said.append(f"{'Its slot stays' if len(ended) == 1 else 'Their slots stay'} taken until the batch ends.")
     return said
-
-
-def _list(words: Sequence[str]) -> str:
-    """ "A", "A and B", "A, B and C"; more than eight are counted."""
-    if len(words) > 8:
-        return f"{', '.join(words[:6])} and {len(words) - 6} more"
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -36,6 +36,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def joined(words: Sequence[str], most: int = 8) -> str:
+    """ "A", "A and B", "A, B and C"; beyond `most` the rest is counted."""
+    if len(words) > most:
+        return f"{', '.join(words[: most - 1])} and {len(words) - most + 1} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def has_padding(trace: Trace) -> bool:
     return any(row.kind == "padding" for step in trace.steps for row in step.rows)
 

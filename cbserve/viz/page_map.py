@@ -9,8 +9,9 @@ from cbserve.core.trace import Trace
 from cbserve.errors import FigureError
 from cbserve.viz import given, style
 from cbserve.viz import page_words as words
+from cbserve.viz.axes import heading
 from cbserve.viz.figure import Canvas, Figure
-from cbserve.viz.findings import caption, plural
+from cbserve.viz.findings import caption, joined, plural
 from cbserve.viz.page_grid import Grid, Tables
 from cbserve.viz.page_marks import PageArtist
 
@@ -63,11 +64,7 @@ def page_map(
     when = "when the run has ended" if is_end else f"in step {state.step:,}"
     title = title or words.finding(state, pages, labels)
     canvas = Canvas(width)
-    y = 8.0
-    for line in style.wrap(title, width - 2 * MARGIN, 17, bold=True):
-        y += 22
-        canvas.text(MARGIN, y, line, "t")
-    y = _numbers(canvas, y + 42, words.numbers(state, pages))
+    y = _numbers(canvas, heading(canvas, title) + 42, words.numbers(state, pages))
     artist = PageArtist(canvas, state, pages, labels, lit)
     is_wide, top = width >= WIDE and len(pages) <= 640, y + 34
     left = MARGIN + (width - 2 * MARGIN) * 0.46 if is_wide else MARGIN
@@ -96,7 +93,7 @@ def _lit(state: PageState, labels: Mapping[int, str], highlight: str | None) -> 
         if highlight in (request_id, labels[seq_id], labels[seq_id].rpartition(".")[0])
     }
     if not found:
-        known = words.joined(sorted(set(labels.values())), 12) or "nobody"
+        known = joined(sorted(set(labels.values())), 12) or "nobody"
         raise FigureError(f"highlight={highlight!r}: no such request so far; there is {known}")
     return frozenset(found)
 

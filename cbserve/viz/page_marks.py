@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cbserve.core.pages import USED, Page, PageState
-from cbserve.viz import page_words as words
 from cbserve.viz import style
 from cbserve.viz.figure import Canvas
+from cbserve.viz.findings import joined
 from cbserve.viz.spans import order_of_ids
 
 TAKEN = {"allocated": "new", "hit": "found in the prefix cache", "shared": "shared", "copied": "a copy",
@@ -124,7 +124,7 @@ class PageArtist:
         for kind, text in KEY.items():
             if kind not in self.seen:
                 continue
-            text = text.format(who=words.joined([self.names[seq_id] for seq_id in sorted(self.lit)]))
+            text = text.format(who=joined([self.names[seq_id] for seq_id in sorted(self.lit)], 6))
             needed = 26 + style.text_width(text, 12) + 16
             if x > 16 and x + needed > self.canvas.width:
                 x, y = 16, y + 20

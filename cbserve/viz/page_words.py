@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from cbserve.core.pages import CACHED, USED, Page, PageState
-from cbserve.viz.findings import Rows, plural
+from cbserve.viz.findings import Rows, joined, plural
 from cbserve.viz.spans import letters, order_of_ids
 from cbserve.viz.style import percent
 
@@ -18,13 +18,6 @@ def sequence_names(state: PageState, names: Mapping[str, str] | None = None) -> 
         seq_id: named[request_id] + (f".{sample}" if request_id in several else "")
         for seq_id, (request_id, sample) in state.owners.items()
     }
-
-
-def joined(words: Sequence[str], most: int = 6) -> str:
-    """ "A", "A and B", "A, B and C"; beyond `most` the rest is counted."""
-    if len(words) > most:
-        return f"{', '.join(words[: most - 1])} and {len(words) - most + 1} more"
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def empty_share(pages: Iterable[Page], block_size: int) -> float:

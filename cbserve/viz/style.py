@@ -107,6 +107,16 @@ def number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "no value"
 
 
+def said_s(seconds: float) -> str:
+    """Three digits in the unit that suits: 0.01234 -> "12.3 ms", 1.234 -> "1.23 s"; nan -> "no value"."""
+    return "no value" if math.isnan(seconds) else f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def round_ms(seconds: float) -> str:
+    """A round number of seconds, a limit, with all its digits: 0.075 -> "75 ms", 2.0 -> "2 s"."""
+    return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
 def printable(text: str) -> str:
     """`text` as XML and UTF-8 can hold it: lone surrogates and control characters become U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text)

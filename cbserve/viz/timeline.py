@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from cbserve.core.trace import StepEvent, Trace
 from cbserve.errors import FigureError
 from cbserve.viz import given, style
+from cbserve.viz.axes import heading
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.findings import caption, description, end_step, finding, panel_heading, panel_numbers, table_twin
 from cbserve.viz.marks import key_entries, sample
@@ -72,10 +73,7 @@ def timeline(
     wholes = [first == 0 and now >= end_step(trace) - 1 for trace in runs]
     parts = [trace if whole else cut(trace, first, now) for trace, whole in zip(runs, wholes, strict=True)]
     title = title or finding(parts, all(wholes), labels)
-    y = 8.0
-    for line in style.wrap(title, width - 32, 17, bold=True):
-        y += 22
-        canvas.text(16, y, line, "t")
+    y = heading(canvas, title)
     low, high = (first, last + 1) if axis == "step" else _times([cut(trace, first, last) for trace in runs])
     per_unit = (width - LEFT - RIGHT) / (high - low)
     top, grid_at, panels = y + 22, len(canvas.parts), []

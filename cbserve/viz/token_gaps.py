@@ -63,8 +63,8 @@ def token_gaps(
         start, end = row.longest
         is_kept, bold = end - start <= limit_s, 700 if index == chosen else 400
         colour = style.COLOURS[0 if is_kept else 5]
-        ms = f"{1e3 * (end - start):.3g} ms" if end - start < 0.9995 else f"{end - start:.3g} s"
-        said = f"{row.name}: longest gap {ms}, {'within' if is_kept else 'beyond'} the limit"
+        gap = style.said_s(end - start)
+        said = f"{row.name}: longest gap {gap}, {'within' if is_kept else 'beyond'} the limit"
         if index == chosen:
             canvas.rect(8, middle - ROW / 2 + 2, width - 16, ROW - 4, "track", said, rx=6)
         canvas.text(left - 10, middle + 4.5, row.name, "b", "end", style=f"font-size:13px;font-weight:{bold}")
@@ -74,7 +74,7 @@ def token_gaps(
         x, edge = scale(start), scale(end)
         canvas.rect(x, middle - 3, edge - x, 6, "", said, fill=colour)
         canvas.text(
-            gap_x, middle + 4.5, ms, "b", style=f"font-size:{16 if index == chosen else 13}px;font-weight:{bold}"
+            gap_x, middle + 4.5, gap, "b", style=f"font-size:{16 if index == chosen else 13}px;font-weight:{bold}"
         )
         if not is_kept:
             canvas.text(gap_x + 84, middle + 4.5, "✕", "b", style="font-size:13px")
@@ -86,7 +86,7 @@ def token_gaps(
             first_x, middle + 4.5, f"{row.first_token_s:.3g} s", "b", style=f"font-size:13px;font-weight:{bold}"
         )
     desc = " ".join(
-        f"{row.name}: longest gap {1e3 * (row.longest[1] - row.longest[0]):.3g} ms, first token of the long prompt "
+        f"{row.name}: longest gap {style.said_s(row.longest[1] - row.longest[0])}, first token of the long prompt "
         f"after {row.first_token_s:.3g} s." for row in rows
     )  # fmt: skip
     return Figure(canvas.svg(last + 16, title, desc), title, desc, caption, table)

@@ -11,9 +11,9 @@ import pytest
 from lab_page import LabPage, Server
 
 from cbserve.explorers import Setting
-from cbserve.explorers.pareto_view import said_s
 from cbserve.explorers.pitfall_scenes import cold_start, long_prefill
 from cbserve.explorers.sweep import POLICIES, Sweep
+from cbserve.viz.style import said_s
 from cbserve.workloads.synthetic import azure_twin
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -12,11 +12,12 @@ from cbserve import ContinuousBatching, Job, Roofline, Workload, azure_twin, kv_
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
-from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, said_s
+from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.showing import Background
 from cbserve.explorers.sweep import POLICIES, PREFILL_FIRST, STATIC, Sweep
 from cbserve.viz.frontier import Curve, Mark, frontier
+from cbserve.viz.style import round_ms, said_s
 from cbserve.viz.token_gaps import TokenRow, token_gaps
 
 pytest.importorskip("ipywidgets")
@@ -318,6 +319,22 @@ def test_a_scene_refuses_what_does_not_fit_and_keeps_its_picture(long_prompt: Sc
 @pytest.mark.parametrize("prompt_tokens", [1_000, 100_000])
 def test_the_scene_is_well_drawn_at_its_ends(num_others: int, prompt_tokens: int) -> None:
     viz_checks.check(long_prefill_scene(num_others=num_others, prompt_tokens=prompt_tokens).figure.svg)
+
+
+def test_a_gap_of_seconds_is_said_in_seconds_to_all() -> None:
+    rows = [TokenRow("a", [0.0, 1.234], 2.0), TokenRow("b", [0.0, 0.05], 2.0)]
+    figure = token_gaps(rows, 0, 0.1, title="t", x_name="x", event="e", caption="c", table=(["a"], []))
+    drawn = {box.text for box in viz_checks.texts(figure.svg)}
+    for row, gap in zip(rows, ("1.23 s", "50 ms"), strict=True):
+        assert gap in drawn and f"{row.name}: longest gap {gap}, first token" in figure.desc
+
+
+@pytest.mark.parametrize(
+    "seconds, said, limit",
+    [(0.0123, "12.3 ms", "12.3 ms"), (0.9994, "999 ms", "999.4 ms"), (0.9996, "1 s", "999.6 ms"), (2.0, "2 s", "2 s")],
+)
+def test_seconds_in_the_unit_that_suits(seconds: float, said: str, limit: str) -> None:
+    assert (said_s(seconds), round_ms(seconds)) == (said, limit)
 
 
 def test_rows_without_tokens_are_refused() -> None:
