@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cbserve.core.books import StepUpdate
 from cbserve.core.plan import Admission, Ramp, StepPlan
@@ -22,6 +24,17 @@ from cbserve.core.trace import (
 )  # fmt: skip
 
 logger = logging.getLogger("cbserve")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warning of preemptions, where a figure or a check shows them anyway."""
+    level = logger.level
+    logger.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class Recorder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import count
 from typing import Any
 
@@ -10,7 +9,7 @@ from cbserve.core.pages import page_state, page_states
 from cbserve.core.trace import Trace
 from cbserve.errors import FigureError
 from cbserve.explorers.page_story import tell_pages, tell_request
-from cbserve.explorers.showing import show
+from cbserve.explorers.showing import show, told
 from cbserve.viz.figure import Figure
 from cbserve.viz.page_map import page_map
 from cbserve.viz.page_words import sequence_names
@@ -133,12 +132,10 @@ class PageMapExplorer:
         if self.highlight is not None:
             letter = next(name for name, request_id in self.requests.items() if request_id == self.highlight)
             said.append((f"Pages of {letter}", self.chosen(step)))
-        style = "margin:2px 0;line-height:1.45"
-        text = "".join(f'<p style="{style}"><b>{escape(who)}:</b> {escape(what)}</p>' for who, what in said)
-        self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:{self.width}px">{text}</div>'
         figure = self._draw(step)
         self.picture.value = figure.live_html(with_table=False)
         self.table.value = figure.table_html() if self.data.value else ""
+        self.sentence.value = told(said, self.width)
 
     def _ipython_display_(self) -> None:
         show(self)

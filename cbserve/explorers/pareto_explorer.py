@@ -12,7 +12,7 @@ from typing import Any
 from cbserve.core.policies import Policy
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
-from cbserve.explorers.showing import Background, quiet, show
+from cbserve.explorers.showing import Background, alert, choices, show, told
 from cbserve.explorers.sweep import KINDS, POLICIES, STATIC, Point, Setting
 from cbserve.hardware.gpus import GPUS
 from cbserve.hardware.models import MODELS
@@ -66,11 +66,11 @@ class ParetoExplorer(ParetoView):
             self.num_requests, 50, most, 50, description="requests", style=wide, layout=layout, continuous_update=False
         )
         self.kind = menu("batching", KINDS, self.setting.batching)
-        self.cap = slider("batch cap", _counts(CAPS, self.setting.max_num_seqs), self.setting.max_num_seqs)
-        self.budget = slider("chunk (tokens)", _counts(BUDGETS, self.setting.token_budget), self.setting.token_budget)
+        self.cap = slider("batch cap", choices(CAPS, self.setting.max_num_seqs), self.setting.max_num_seqs)
+        self.budget = slider("chunk (tokens)", choices(BUDGETS, self.setting.token_budget), self.setting.token_budget)
         self.policy = menu("policy", list(self.policies), self.setting.policy)
-        self.ttft = slider("TTFT limit", _times(TTFTS_S, self.ttft_s), self.ttft_s)
-        self.itl = slider("ITL limit", _times(ITLS_S, self.itl_s), self.itl_s)
+        self.ttft = slider("TTFT limit", choices(TTFTS_S, self.ttft_s, round_ms), self.ttft_s)
+        self.itl = slider("ITL limit", choices(ITLS_S, self.itl_s, round_ms), self.itl_s)
         self.across = w.ToggleButtons(options=[TTFT, ITL], value=self.x, style={"button_width": "90px"})
         self.up = w.ToggleButtons(options=[TOKENS, GOODPUT], value=self.y, style={"button_width": "130px"})
         self.points = menu("point", self._options(), self.chosen)
@@ -163,8 +163,7 @@ class ParetoExplorer(ParetoView):
         self._refresh()
 
     def _say(self, message: str) -> None:
-        mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;white-space:pre-wrap"
-        self.error.value = f'<div role="alert" style="{mark}">{escape(message)}</div>' if message else ""
+        self.error.value = alert(message)
 
     # ---- answering at once, and then completely -----------------------------------------------------------------
 
@@ -176,26 +175,20 @@ class ParetoExplorer(ParetoView):
         for setting in self.settings:
             for rate in self.rates:
                 if self.sweep.known(setting, rate) is None:
-                    with quiet():
-                        self.sweep.point(setting, rate)
+                    self.sweep.point(setting, rate)
                     self._render()
                     yield
         self._render_steps()
 
     def _render(self) -> None:
-        told = "".join(
-            f'<p style="margin:2px 0;line-height:1.45"><b>{escape(who)}:</b> {escape(what)}</p>'
-            for who, what in self.story()
-        )
+        self.point()  # the chosen run is there before it is drawn
         figure = self.draw()
         self._lay_buttons(figure)
         self.picture.value = figure.live_svg()
         self.caption.value = f'<div style="line-height:1.45;max-width:880px">{escape(figure.caption)}</div>'
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
         self.table.value = f'<div style="overflow-x:auto">{tables}</div>' if tables else ""
-        self.sentence.value = (
-            f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'  # last: it is read aloud
-        )
+        self.sentence.value = told(self.story())
 
     def _lay_buttons(self, figure: Frontier) -> None:
         """A button over each point, at its share of the picture's width and height: a picture cannot call back."""
@@ -230,14 +223,6 @@ class ParetoExplorer(ParetoView):
 
     def _ipython_display_(self) -> None:
         show(self)
-
-
-def _counts(values: Sequence[int], own: int) -> list[tuple[str, int]]:
-    return [(f"{v:,}", v) for v in sorted({*values, own})]
-
-
-def _times(values: Sequence[float], own: float) -> list[tuple[str, float]]:
-    return [(round_ms(v), v) for v in sorted({*values, own})]
 
 
 def pareto_explorer(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cbserve.core.policies import Policy
-from cbserve.explorers.showing import quiet
 from cbserve.explorers.sweep import Point, Setting, Sweep
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import model_shape
@@ -39,10 +38,9 @@ class ParetoView:
         self._sweeps: dict[tuple[Any, ...], Sweep] = {}
         self.sweep = self._sweep()
         self.chosen = (self.setting, self.rates[len(self.rates) // 2])
-        with quiet():
-            for setting in self.settings:
-                for rate in self.rates:
-                    self.sweep.point(setting, rate)
+        for setting in self.settings:
+            for rate in self.rates:
+                self.sweep.point(setting, rate)
 
     def _sweep(self) -> Sweep:
         """Of the GPU, model and workload that are chosen; an earlier one is taken up again."""
@@ -66,8 +64,7 @@ class ParetoView:
 
     def point(self) -> Point:
         """The chosen run."""
-        with quiet():
-            return self.sweep.point(*self.chosen)
+        return self.sweep.point(*self.chosen)
 
     def _known(self, setting: Setting) -> list[Point]:
         return [p for rate in self.rates if (p := self.sweep.known(setting, rate)) is not None]
@@ -208,8 +205,7 @@ class ParetoView:
     def steps(self) -> Figure:
         """The first steps of the chosen run, on the clock."""
         setting, rate = self.chosen
-        with quiet():
-            trace = self.sweep.trace(setting, rate, NUM_STEPS)
+        trace = self.sweep.trace(setting, rate, NUM_STEPS)
         longest = max((s.end_s - s.start_s for s in trace.steps), default=0.0)
         title = (
             f"{setting.name} at {rate:g} requests/s: the longest of the first {NUM_STEPS} steps takes {said_s(longest)}"

@@ -11,6 +11,7 @@ from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Admitted, StepEvent
 from cbserve.explorers.scene import Answer, Control, Scene
+from cbserve.explorers.showing import choices
 from cbserve.hardware.capacity import kv_capacity
 from cbserve.hardware.gpus import GPUS
 from cbserve.hardware.gpus import gpu as find_gpu
@@ -221,19 +222,11 @@ def _simulated(gpu: str, model: str) -> str:
     return f"Simulated for {model_shape(model).name} on one {find_gpu(gpu).name}, not measured."
 
 
-def _counts(values: Sequence[int], own: int) -> list[tuple[str, int]]:
-    return [(f"{v:,}", v) for v in sorted({*values, own})]
-
-
 def _machine(gpu: str, model: str) -> dict[str, Control]:
     return {
         "gpu": Control("GPU", [(name, name) for name in GPUS], is_menu=True),
         "model": Control("model", [(name, name) for name in MODELS], is_menu=True),
     }
-
-
-def _limits(own: float) -> list[tuple[str, float]]:
-    return [(round_ms(v), v) for v in sorted({*LIMITS_S, own})]
 
 
 def long_prefill_scene(
@@ -255,12 +248,13 @@ def long_prefill_scene(
     Raises:
         InvalidRequestError: no such GPU or model, or it does not fit.
     """
-    budgets = [(_chunk(b).removeprefix("chunk "), b) for b in sorted({*BUDGETS, token_budget})]
     controls = _machine(gpu, model) | {
-        "prompt_tokens": Control("prompt tokens", _counts(PROMPTS, prompt_tokens)),
-        "token_budget": Control("chunk (tokens a step)", budgets),
-        "num_others": Control("other answers", _counts(OTHERS, num_others)),
-        "itl_s": Control("ITL limit", _limits(itl_s)),
+        "prompt_tokens": Control("prompt tokens", choices(PROMPTS, prompt_tokens)),
+        "token_budget": Control(
+            "chunk (tokens a step)", choices(BUDGETS, token_budget, lambda b: _chunk(b).removeprefix("chunk "))
+        ),
+        "num_others": Control("other answers", choices(OTHERS, num_others)),
+        "itl_s": Control("ITL limit", choices(LIMITS_S, itl_s, round_ms)),
     }
     values = (find_gpu(gpu).name, model_shape(model).name, prompt_tokens, token_budget, num_others, itl_s)
     return Scene(long_prefill, controls, dict(zip(controls, values, strict=True)))
@@ -285,10 +279,10 @@ def cold_start_scene(
         InvalidRequestError: no such GPU or model, or it does not fit.
     """
     controls = _machine(gpu, model) | {
-        "prompt_tokens": Control("prompt tokens", _counts(LENGTHS, prompt_tokens)),
-        "cached_share": Control("of it cached", [(percent(s), s) for s in sorted({*SHARES, cached_share})]),
-        "num_others": Control("other answers", _counts((0, *OTHERS), num_others)),
-        "ttft_s": Control("TTFT limit", _limits(ttft_s)),
+        "prompt_tokens": Control("prompt tokens", choices(LENGTHS, prompt_tokens)),
+        "cached_share": Control("of it cached", choices(SHARES, cached_share, percent)),
+        "num_others": Control("other answers", choices((0, *OTHERS), num_others)),
+        "ttft_s": Control("TTFT limit", choices(LIMITS_S, ttft_s, round_ms)),
     }
     values = (find_gpu(gpu).name, model_shape(model).name, prompt_tokens, cached_share, num_others, ttft_s)
     return Scene(cold_start, controls, dict(zip(controls, values, strict=True)))

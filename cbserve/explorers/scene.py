@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import count
 from typing import Any
 
 from cbserve.errors import CBServeError
-from cbserve.explorers.showing import Background, quiet, show
+from cbserve.explorers.showing import Background, alert, show, told
 from cbserve.viz.figure import Figure
 
 _numbers = count(1)
@@ -79,21 +78,18 @@ class Scene:
         values = {name: widget.value for name, widget in self.widgets.items()}
         answers = self._answers(**values)
         try:
-            with quiet():
-                answer = next(answers)
+            answer = next(answers)
         except CBServeError as error:  # the picture stays
-            mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;white-space:pre-wrap"
-            self.error.value = f'<div role="alert" style="{mark}">{escape(str(error))}</div>'
+            self.error.value = alert(str(error))
             return
         self.values = values
         self._show(answer)
         self._background.start(self._rest(answers))
 
     def _rest(self, answers: Iterator[Answer]) -> Iterator[None]:
-        with quiet():
-            for answer in answers:
-                self._show(answer)
-                yield
+        for answer in answers:
+            self._show(answer)
+            yield
 
     def _show(self, answer: Answer) -> None:
         self.figure, self.told = answer
@@ -101,15 +97,9 @@ class Scene:
 
     def _render(self) -> None:
         self.error.value = ""
-        told = "".join(
-            f'<p style="margin:2px 0;line-height:1.45"><b>{escape(who)}:</b> {escape(what)}</p>'
-            for who, what in self.told
-        )
         self.picture.value = self.figure.live_html(with_table=False)
         self.table.value = f'<div style="overflow-x:auto">{self.figure.table_html()}</div>' if self.data.value else ""
-        self.sentence.value = (
-            f'<div role="status" aria-live="polite" style="max-width:880px">{told}</div>'  # last: it is read aloud
-        )
+        self.sentence.value = told(self.told)
 
     def _ipython_display_(self) -> None:
         show(self)

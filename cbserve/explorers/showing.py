@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from html import escape
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cbserve.viz.figure import Figure
+
+T = TypeVar("T", int, float)
 
 
 class Explorer(Protocol):
@@ -39,16 +40,22 @@ def has_kernel() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """The figure shows the preemptions; a warning for each move of a slider would drown it."""
-    logger = logging.getLogger("cbserve")
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = was
+def alert(text: str) -> str:
+    """What was wrong, as HTML that a screen reader says at once."""
+    mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;white-space:pre-wrap"
+    return f'<div role="alert" style="{mark}">{escape(text)}</div>' if text else ""
+
+
+def told(pairs: Iterable[tuple[str, str]], width: int = 880) -> str:
+    """Sentences, each behind who or what it is about, as HTML that is read aloud when it changes: set it last."""
+    style = "margin:2px 0;line-height:1.45"
+    said = "".join(f'<p style="{style}"><b>{escape(who)}:</b> {escape(what)}</p>' for who, what in pairs)
+    return f'<div role="status" aria-live="polite" style="max-width:{width}px">{said}</div>'
+
+
+def choices(values: Iterable[T], own: T, said: Callable[[T], str] = "{:,}".format) -> list[tuple[str, T]]:
+    """(what is shown, value) pairs for a slider: `values` and the one that it begins with, in order."""
+    return [(said(value), value) for value in sorted({*values, own})]
 
 
 class Background:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from itertools import count
 from typing import Any
 
@@ -12,8 +11,9 @@ from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers.lengths import MAX_REQUESTS, LengthError, parse_lengths, require_quick
-from cbserve.explorers.showing import quiet, show
+from cbserve.explorers.showing import alert, show, told
 from cbserve.explorers.story import decision_steps, tell
+from cbserve.recorder import quiet
 from cbserve.serving import serve
 from cbserve.viz.figure import Figure
 from cbserve.viz.findings import batching_name, end_step
@@ -212,21 +212,17 @@ class TimelineExplorer:
         self._go(next((step for step in decided if step > done), self.num_steps))
 
     def _say(self, message: str) -> None:
-        mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0"
-        self.error.value = f'<div role="alert" style="{mark}">{escape(message)}</div>' if message else ""
+        self.error.value = alert(message)
 
     def _render(self) -> None:
         done = self.step.value
         self.back.disabled, self.forward.disabled = done <= 0, done >= self.num_steps
-        told = [text.partition(": ") for text in self.story(done)]
-        style = "margin:2px 0;line-height:1.45"
-        said = "".join(f'<p style="{style}"><b>{escape(who)}:</b> {escape(what)}</p>' for who, _, what in told)
-        self.sentence.value = f'<div role="status" aria-live="polite" style="max-width:880px">{said}</div>'
         figure = self._draw(done)
         self.picture.value = figure.live_html(with_table=False)
         # A widget clips what is too wide for a narrow window; a table may scroll
         self.table.value = f'<div style="overflow-x:auto">{figure.table_html()}</div>' if self.data.value else ""
         self._say("")
+        self.sentence.value = told(text.split(": ", 1) for text in self.story(done))
 
     def _ipython_display_(self) -> None:
         show(self)

@@ -1,5 +1,7 @@
 """`serve`: what its arguments for memory do, on the script and on the model."""
 
+import logging
+
 import pytest
 
 from cbserve.core.batching import ContinuousBatching
@@ -9,6 +11,7 @@ from cbserve.core.policies import Priority
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.trace import Admitted, Forked, Preempted
 from cbserve.llm import LLM
+from cbserve.recorder import quiet
 from cbserve.serving import serve
 
 SYSTEM = list(range(100, 132))  # two blocks of 16
@@ -43,6 +46,16 @@ def test_the_warning_of_a_preemption_says_how_the_tokens_come_back(caplog, how, 
     serve([20, 20], preemption=how, prompt_tokens=8, num_blocks=5, block_size=8)
     (record,) = caplog.records
     assert f"tokens will be {way}. " in record.message
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.CRITICAL])
+def test_quiet_hides_the_warning_and_leaves_the_level_that_was_set(caplog, level):
+    logger = logging.getLogger("cbserve")
+    caplog.set_level(level, "cbserve")
+    with quiet():
+        assert logger.getEffectiveLevel() == max(level, logging.ERROR)
+        serve([20, 20], prompt_tokens=8, num_blocks=5, block_size=8)
+    assert logger.level == level and not caplog.records
 
 
 def test_samples_share_their_prompt():

@@ -2,6 +2,7 @@
 them."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator
 
@@ -14,8 +15,10 @@ from cbserve.errors import FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
 from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
+from cbserve.explorers.scene import Control
 from cbserve.explorers.showing import Background
 from cbserve.explorers.sweep import POLICIES, PREFILL_FIRST, STATIC, Sweep
+from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Mark, frontier
 from cbserve.viz.style import round_ms, said_s
 from cbserve.viz.token_gaps import TokenRow, token_gaps
@@ -217,6 +220,23 @@ def test_in_a_live_kernel_the_chosen_point_comes_first_and_the_curve_behind_it(e
 
     assert asyncio.run(move()) == (1, len(RATES))
     assert explorer.sweep.known(Setting(max_num_seqs=2), RATES[-1]) is None
+
+
+def test_a_scene_that_still_answers_keeps_no_warning_from_the_learner(long_prompt: Scene) -> None:
+    def answers(prompt_tokens: int) -> Iterator[tuple[Figure, list[tuple[str, str]]]]:
+        for _ in range(50):
+            yield long_prompt.figure, [("tokens", str(prompt_tokens))]
+
+    scene = Scene(answers, {"prompt_tokens": Control("prompt tokens", [("1", 1), ("2", 2)])}, {"prompt_tokens": 1})
+    scene.build()
+
+    async def move() -> bool:
+        scene.widgets["prompt_tokens"].value = 2
+        await asyncio.sleep(0.1)  # a cell of the learner runs between two answers
+        logger = logging.getLogger("cbserve")
+        return logger.isEnabledFor(logging.WARNING) and not logger.disabled
+
+    assert asyncio.run(move())
 
 
 def test_background_work_without_a_loop_is_done_at_once() -> None:

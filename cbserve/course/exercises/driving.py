@@ -5,10 +5,7 @@ A run is written as one word for each step, one character for each slot: "AB. AB
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from cbserve.clock import VirtualClock
@@ -24,6 +21,7 @@ from cbserve.core.trace import Admitted, Arrived, Finished, Left, Preempted, Ste
 from cbserve.course.values import shown
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
+from cbserve.recorder import quiet
 from cbserve.serving import request_name
 
 EMPTY = "."
@@ -208,15 +206,3 @@ def _most(setting: Setting) -> list[int]:
 
 def _each(setting: Setting, name: str, default: Any) -> list[Any]:
     return setting.get(name) or [default] * len(setting["lengths"])
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """The engine warns of preemptions; a check shows its own words."""
-    logger = logging.getLogger("cbserve")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

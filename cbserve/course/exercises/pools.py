@@ -19,10 +19,10 @@ from cbserve.core.request import Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import StepEvent
-from cbserve.course.exercises.driving import quiet
 from cbserve.engine import Engine
 from cbserve.errors import CBServeError
 from cbserve.executors.scripted import EOS, ScriptedExecutor
+from cbserve.recorder import quiet
 from cbserve.serving import request_name
 
 #: One step of a script: ("allocate", "A", 3), ("share", "A", "B"), ("free", "A"); where an error is wanted:
