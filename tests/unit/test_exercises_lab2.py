@@ -11,7 +11,7 @@ from cbserve.core.policies import Priority
 from cbserve.core.scheduler import Scheduler
 from cbserve.course.checking import examine
 from cbserve.course.exercises import get, ids_of
-from cbserve.course.exercises.driving import drive
+from cbserve.course.exercises.driving import as_trace, drive, written
 from cbserve.course.exercises.lab2 import max_requests
 
 IDS = [f"lab2.ex{n}" for n in range(1, 7)]
@@ -355,6 +355,13 @@ def test_a_run_is_told_in_words_and_whole() -> None:
     assert "stopped: " in dict(examine(get("lab2.ex2"), admitting(slots=False)).lines)["gave"]
     moved = dict(examine(get("lab2.ex6"), premium(latest)).lines)["gave"]
     assert "took the place of" in moved and "stopped" not in moved
+
+
+def test_a_written_run_becomes_a_trace_and_is_written_again() -> None:
+    run = "AB. AB. .BC .BC"
+    trace = as_trace(run)
+    assert written(trace, 3) == run
+    assert trace.meta["clock"] == "simulated"  # as a virtual clock is called in every trace
 
 
 def test_the_first_wrong_step_is_drawn() -> None:

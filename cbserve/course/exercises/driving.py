@@ -23,6 +23,7 @@ from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
 from cbserve.recorder import quiet
 from cbserve.serving import request_name
+from cbserve.viz import timeline
 
 EMPTY = "."
 BLOCK_SIZE = 4
@@ -147,12 +148,10 @@ def first_wrong_step(value: dict[str, str], expected: dict[str, str]) -> tuple[i
 
 def picture(args: tuple[Any, ...], value: Any, expected: Any) -> str:
     """SVG of both runs around the first step in which they differ; "" where there is no run to draw."""
-    from cbserve.viz import timeline
-
     if not isinstance(value, dict) or not value["steps"]:
         return ""
     step, _, _ = first_wrong_step(value, expected)
-    traces = [_as_trace(run["steps"]) for run in (value, expected)]
+    traces = [as_trace(run["steps"]) for run in (value, expected)]
     title = f"Step {step} is the first in which your run differs from the engine's own"
     first = max(0, step - 6)
     return timeline(
@@ -160,11 +159,11 @@ def picture(args: tuple[Any, ...], value: Any, expected: Any) -> str:
     ).svg
 
 
-def _as_trace(steps: str) -> Trace:
-    """A trace with what the written run knows, for the timeline."""
+def as_trace(steps: str) -> Trace:
+    """The inverse of `written`: a trace with what the written run knows, for the timeline."""
     words = steps.split()
     trace = Trace(
-        {"num_slots": len(words[0]), "batching": "ContinuousBatching()", "policy": "FCFS", "clock": "virtual"}
+        {"num_slots": len(words[0]), "batching": "ContinuousBatching()", "policy": "FCFS", "clock": "simulated"}
     )
     letters = sorted(set(steps) - {" ", EMPTY})
     ids = {letter: i for i, letter in enumerate(letters)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from cbserve.core.errors import SchedulerError
 from cbserve.course.exercise import Case, Exercise, call, is_written
+from cbserve.course.exercises.attention_faults import named_fault
 from cbserve.course.exercises.paging import (
     AttentionCase,
     agrees,
@@ -15,18 +16,16 @@ from cbserve.course.exercises.paging import (
     block_by_block,
     gave,
     kernel_is_written,
-    named_fault,
     reference,
     runs_kernel,
     tensors,
     told,
 )
+from cbserve.course.exercises.pool_audit import first_fault, pool_picture
 from cbserve.course.exercises.pools import (
     CountedPool,
     EnginePool,
     Op,
-    first_fault,
-    pool_picture,
     run_engine,
     run_script,
     script_told,
