@@ -12,7 +12,7 @@ from cbserve.core.scheduler import Scheduler
 from cbserve.course.checking import examine
 from cbserve.course.exercises import get, ids_of
 from cbserve.course.exercises.driving import as_trace, drive, written
-from cbserve.course.exercises.lab2 import max_requests
+from cbserve.course.exercises.lab2.memory import max_requests
 
 IDS = [f"lab2.ex{n}" for n in range(1, 7)]
 

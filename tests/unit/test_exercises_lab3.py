@@ -11,7 +11,9 @@ from cbserve.core.errors import ConservationError, NoFreeBlocksError
 from cbserve.core.request import SamplingParams
 from cbserve.course.checking import examine
 from cbserve.course.exercises import get, ids_of, paging
-from cbserve.course.exercises.lab3 import gains, preemption_cost, scale_out, slot_of
+from cbserve.course.exercises.lab3.lookup import slot_of
+from cbserve.course.exercises.lab3.preemption import preemption_cost
+from cbserve.course.exercises.lab3.scaling import gains, scale_out
 from cbserve.course.exercises.paging import as_attention
 from cbserve.course.exercises.pools import CountedPool, EnginePool, run_engine
 from cbserve.kernels.jit import Kernel

@@ -1,4 +1,4 @@
-"""All exercises by id. Module `lab1` defines those whose id begins with `lab1.`, in a tuple named EXERCISES."""
+"""All exercises by id. Module or package `lab1` has those whose id begins with `lab1.`, in a tuple named EXERCISES."""
 
 from __future__ import annotations
 

@@ -129,3 +129,15 @@ def named_fault(case: AttentionCase, value: Any, aspects: Sequence[str], online:
                 " (and one fault more)" if len(faults) + bool(kind) > 1 else ""
             )
     return ""
+
+
+def not_finite(case: AttentionCase) -> str:
+    """The rule that a result with numbers that are not finite breaks."""
+    if case.get("poison"):
+        return (
+            "a slot without a token holds whatever was there before, NaN here, and 0 x NaN is NaN: its K and V must "
+            "not enter the sums at all"
+        )
+    if case.get("loud"):
+        return "exp of a large score is infinite: take the maximum off before exp, which changes no weight"
+    return "there are numbers that are not finite: a row without a single seen position, or something never written"

@@ -5,6 +5,7 @@ A run is written as one word for each step, one character for each slot: "AB. AB
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -87,6 +88,13 @@ def _watched(kind: type, asked: Counter[str]) -> Any:
     return Watched
 
 
+def a_class(answer: Any, base: type, name: str) -> Any:
+    """The answer, if it is a subclass of `base`. Raises SchedulerError."""
+    if not (isinstance(answer, type) and issubclass(answer, base)):
+        raise SchedulerError(f"a subclass of {base.__name__} is wanted: keep the line `class {name}({base.__name__}):`")
+    return answer
+
+
 def written(trace: Trace, slots: int) -> str:
     """One word a step, one character a slot."""
     names = {event.seq_id: event.request_id for event in trace.of(Admitted)}
@@ -97,6 +105,20 @@ def written(trace: Trace, slots: int) -> str:
             word[row.slot] = names[row.seq_id]
         words.append("".join(word))
     return " ".join(words)
+
+
+def random_setting(rng: random.Random, tight: bool, short_steps: bool) -> Setting:
+    """Arrivals, lengths and slots at random; a pool that runs out, a step too small for all prompts."""
+    n = rng.randint(5, 8)
+    lengths = [1 + min(13, int(rng.expovariate(1 / 5))) for _ in range(n)]
+    prompts = [rng.randint(1, 9) for _ in range(n)]
+    arrivals = sorted(rng.choice((0, 0, rng.randint(1, 12))) for _ in range(n))
+    setting: Setting = {"lengths": lengths, "prompts": prompts, "arrivals": arrivals, "slots": rng.randint(2, 4)}
+    if tight:
+        setting["num_blocks"] = max(-(-(p + t) // 4) for p, t in zip(prompts, lengths, strict=True)) + rng.randint(1, 3)
+    if short_steps:
+        setting["budget"] = rng.randint(6, 10)
+    return setting
 
 
 def told(setting: Setting) -> str:

@@ -168,6 +168,11 @@ def why_no_triton() -> str:
 # ---- cases ----------------------------------------------------------------------------------------------------------
 
 
+def attention_case(rng: random.Random, heads: int, kv_heads: int, context: int, **more: Any) -> AttentionCase:
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": 16, "block_size": 4, "context": context}
+    return {**sizes, "seed": rng.randrange(1, 10**6), **more}
+
+
 def tensors(case: AttentionCase) -> Arguments:
     """The arguments of a case, float32; slots that hold no token of the sequence hold something else."""
     generator = torch.Generator().manual_seed(case["seed"])
