@@ -61,8 +61,9 @@ def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> None:
     """Show the card of a claim. Evidence goes into the ledger first, in place of earlier evidence for the claim.
 
     evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read
-    as a batch size, B = n. label: "measured here", or a text that begins with "simulated". Raises ClaimError for
-    anything else.
+    as a batch size, B = n. label: "measured here", or a text that begins with "simulated".
+
+    Raises ClaimError for anything else.
     """
     known = _get(id)
     if evidence:

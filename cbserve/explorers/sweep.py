@@ -44,8 +44,7 @@ class Setting:
     """What all points of a curve share.
 
     Args:
-        batching: "mixed" (decodes and prefill chunks in one step), "prefill first" (decodes wait for prompts) or
-            "static".
+        batching: "static", "mixed" (decodes and prefill chunks in one step) or "prefill first" (decodes wait).
         max_num_seqs: batch cap: sequences that run at a time.
         token_budget: tokens that a step computes at most, decodes included: the chunk that long prompts are cut to.
             Static batching has none.

@@ -146,8 +146,7 @@ class Figure:
         return self._frame(self.live_svg(), with_table)
 
     def save(self, path: str | Path) -> None:
-        """Write the SVG; an interruption leaves the old file as it was. Raises FigureError when it cannot be written
-        there."""
+        """Write the SVG; an interruption leaves the old file as it was. Raises FigureError where it cannot."""
         write_whole(path, self.svg, FigureError)
 
     def table_html(self) -> str:

@@ -43,8 +43,7 @@ def timeline(
         cursor: draw only what has happened when this step ends, on the scale of the whole part; -1: nothing yet.
 
     Raises:
-        FigureError: no trace, an unknown axis, no steps in the part, not one label for each trace, or a value of a
-            wrong kind.
+        FigureError: no trace, an unknown axis, no steps in the part, labels that are not one a trace, a wrong type.
     """
     runs = given.only_traces(traces)
     if axis not in ("step", "time"):

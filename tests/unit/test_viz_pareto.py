@@ -1,5 +1,4 @@
-"""The frontier explorer and the scenes of the pitfalls: their numbers are those of `simulate`, and controls change
-them."""
+"""The frontier explorer and the pitfalls' scenes have the numbers of `simulate`, and controls change them."""
 
 import asyncio
 import logging

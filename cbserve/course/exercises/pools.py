@@ -117,8 +117,8 @@ def run_script(pool: type[CountedPool], num_blocks: int, ops: Sequence[Op]) -> d
 def run_engine(pool: type[CountedPool], setting: dict[str, Any]) -> dict[str, str]:
     """The same for a run of the real engine, with the slots that ran in each step and why it refused to go on.
 
-    setting: `lengths`, `prompts`, `samples` (answers to each prompt, which share its blocks), `num_blocks` of 4 tokens,
-    `slots`.
+    setting: `lengths`, `prompts`, `samples` (answers to each prompt, which share its blocks), `slots`, `num_blocks` of
+    4 tokens each.
     """
     log: list[Call] = []
 
