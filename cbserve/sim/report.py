@@ -12,7 +12,7 @@ from cbserve.core.trace import Trace
 from cbserve.errors import FigureError
 from cbserve.sim.page import Draw, write_page
 from cbserve.sim.series import Piece, Series, beginning, evenly, over_time, series
-from cbserve.sim.settings import Limits
+from cbserve.sim.settings import Objectives
 from cbserve.sim.words import duration, rounded, tables
 from cbserve.viz import histogram, lines
 from cbserve.viz.figure import Figure
@@ -23,7 +23,13 @@ BINS, SAMPLE, STEPS, SLOTS = 120, 5000, 60, 16
 
 
 def write_report(
-    path: Path, trace: Trace, found: dict[str, Any], slo: Limits, title: str, assumptions: Sequence[str], command: str
+    path: Path,
+    trace: Trace,
+    found: dict[str, Any],
+    slo: Objectives,
+    title: str,
+    assumptions: Sequence[str],
+    command: str,
 ) -> None:
     """Write the HTML page of a run; `found` are its `numbers`.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, NoReturn
 
+from cbserve.core.summary import LIMITS
 from cbserve.errors import CBServeError
 
 BATCHINGS = {
@@ -17,9 +18,8 @@ BATCHINGS = {
     "prefill-first": "a step is either chunks of prompts or decodes, and decodes wait (vLLM before chunked prefill)",
 }
 WORKLOADS = ("azure-conv", "azure-code")
-OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
 
-Limits = tuple[tuple[str, float], ...]
+Objectives = tuple[tuple[str, float], ...]
 
 
 def _number(text: str, kind: Callable[[str], float], fits: Callable[[Any], bool], rule: str) -> Any:
@@ -58,14 +58,14 @@ def switch(text: str) -> bool:
     return text == "on"
 
 
-def objectives(text: str) -> Limits:
+def objectives(text: str) -> Objectives:
     """ "ttft=0.5,itl=0.1" -> (("ttft", 0.5), ("itl", 0.1)), in seconds."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in OBJECTIVES or not equals:
+        if name not in LIMITS or not equals:
             raise argparse.ArgumentTypeError(
-                f"{part.strip()!r}: must be NAME=SECONDS with a name of {', '.join(OBJECTIVES)}; ttft=0.5,itl=0.1 say"
+                f"{part.strip()!r}: must be NAME=SECONDS with a name of {', '.join(LIMITS)}; ttft=0.5,itl=0.1 say"
             )
         if name in found:
             raise argparse.ArgumentTypeError(f"{name} is given twice")
@@ -121,7 +121,7 @@ class Settings:
     eff_compute: float | None = _option(share, None, "share of the GPU's FLOPs that is reached (0.72)")
     eff_memory: float | None = _option(share, None, "share of its memory bandwidth that is reached (0.65)")
     overhead: float | None = _option(seconds, None, "seconds added to every step (0.0005)")
-    slo: Limits = _option(
+    slo: Objectives = _option(
         objectives, (), "objectives for goodput in seconds: ttft=0.5,itl=0.1; also tpot, e2e", (), False
     )
 
@@ -157,7 +157,7 @@ class Settings:
         return replace(self, **mute)
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold, and `of_dict` reads."""
+        """As JSON can hold it."""
         return asdict(self) | {"slo": dict(self.slo)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cbserve.sim.settings import Limits
+from cbserve.sim.settings import Objectives
 from cbserve.viz.style import number, percent
 from cbserve.viz.table import Table, table
 
@@ -13,7 +13,7 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 STATISTICS = ("mean", "p50", "p90", "p99")
 
 
-def tables(found: dict[str, Any], slo: Limits) -> list[Table]:
+def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     """Rates and shares, then latencies."""
     refused = f"{found['refused']:,}" + (f": {found['first_refusal']}" if found["first_refusal"] else "")
     rows = [
