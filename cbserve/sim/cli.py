@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(result, "slo")
     result.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the trace of the run, or the points of a sweep")
     result.add_argument("--report", type=Path, metavar="FILE.html", help="the report (beside --out)")
-    result.add_argument("--no-report", action="store_true", help="keep no events in memory: for a million requests")
+    result.add_argument("--no-report", action="store_true", help="write no report")
     result.add_argument("--json", action="store_true", help="print JSON, not a table")
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument("--sweep", metavar="GRID", help='"rate=0.5,1,2;chunk=256,512": all combinations; resumes')
@@ -86,15 +86,18 @@ def run(options: argparse.Namespace) -> int:
 def _single(options: argparse.Namespace, settings: Settings, report: Path | None) -> int:
     from tqdm import tqdm
 
+    from cbserve.sim.beginning import Beginning
     from cbserve.sim.point import numbers, prepare
     from cbserve.sim.report import write_report
+    from cbserve.sim.series import Series
     from cbserve.sim.words import tables
 
     settings.check()
-    point = prepare(settings)
+    point, seen, start = prepare(settings), Series(), Beginning()
+    listeners = [] if report is None else [seen.add, start.add]
     begun = time.perf_counter()
     with tqdm(total=len(point.workload), unit="request", delay=1, leave=False, disable=None) as bar:
-        simulation = point.run(report is not None, options.out, lambda output: bar.update() and None)
+        simulation = point.run(options.out, lambda output: bar.update() and None, listeners)
     took = time.perf_counter() - begun
     found = numbers(simulation, settings)
     if options.json:
@@ -107,7 +110,8 @@ def _single(options: argparse.Namespace, settings: Settings, report: Path | None
         print(f"{found['makespan_s']:,.1f} s of serving were simulated in {took:.2f} s.")
     if report is not None:
         title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
-        write_report(report, simulation.trace, found, settings.slo, title, point.assumptions(), _command())
+        first_steps = start.trace(simulation.trace.meta)
+        write_report(report, seen, first_steps, found, settings.slo, title, point.assumptions(), _command())
     _say_where(options, report)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.policies import FCFS, Policy, Priority
+from cbserve.core.trace import Event
 from cbserve.outputs import RequestOutput
 from cbserve.sim.device import Device, device_of
 from cbserve.sim.settings import Settings
@@ -39,11 +40,11 @@ class Point:
 
     def run(
         self,
-        keep_trace: bool = False,
         trace_path: str | Path | None = None,
         progress: Callable[[RequestOutput], None] | None = None,
+        listeners: Iterable[Callable[[Event], None]] = (),
     ) -> Simulation:
-        """Simulate it. Arguments and errors are those of `simulate`."""
+        """Simulate it, keeping no trace. Arguments and errors are those of `simulate`."""
         settings, cost = self.settings, self.device.cost
         policy: Policy = Priority() if settings.policy == "priority" else FCFS()
         swap_bytes = (settings.swap_space or SWAP_GIB) * 2**30 if settings.preemption == "swap" else 0
@@ -59,9 +60,10 @@ class Point:
             preemption=settings.preemption,
             num_host_blocks=int(swap_bytes // block_bytes),
             max_tokens=self.max_tokens,
-            keep_trace=keep_trace,
+            keep_trace=False,
             trace_path=trace_path,
             progress=progress,
+            listeners=listeners,
             meta={"model": cost.model.name, "device": f"{self.device.name} (simulated)"},
         )
 

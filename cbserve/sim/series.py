@@ -1,102 +1,114 @@
-"""What a run looked like over time: one pass over its events, spans of steps taken as they are."""
+"""What a run looked like over time, folded over its events one by one: a million requests need no trace in memory."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-from cbserve.core.metrics import beginnings_known
+from cbserve.core.metrics import no_beginning
 from cbserve.core.plan import Ramp
-from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace
+from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent
+from cbserve.sim.over_time import OverTime
 
-Piece = tuple[float, float, float, float]  # from, to (seconds), value there, value there
 
-
-@dataclass
+@dataclass(slots=True)
 class Series:
-    """Times in seconds. A span's blocks grow evenly, as in `RunFold`."""
+    """Takes events in order, spans as they are: their blocks grow evenly, as in `RunFold`. Times in seconds.
 
-    ttft: list[tuple[float, float]] = field(default_factory=list)  # (arrival, TTFT) in order of first tokens
-    gaps: Counter[float] = field(default_factory=Counter)  # ITL, to the microsecond -> how many
-    running: list[Piece] = field(default_factory=list)
-    waiting: list[Piece] = field(default_factory=list)
-    used_blocks: list[Piece] = field(default_factory=list)
+    `arrival_s` and `ttft_s` hold one value for each sequence, in order of first tokens.
+    """
+
+    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    gaps: Counter[float] = field(default_factory=Counter)  # ITL, as `five_digits` has it -> how many
+    running: OverTime = field(default_factory=OverTime)
+    waiting: OverTime = field(default_factory=OverTime)
+    used_blocks: OverTime = field(default_factory=OverTime)
+    _arrivals: dict[str, float] = field(default_factory=dict)  # of requests in the queue
+    _asked: dict[int, float] = field(default_factory=dict)  # of sequences from admission to end: when they arrived
+    _going: set[int] = field(default_factory=set)  # sequences that got a token in the last step
+    _paused: dict[int, float] = field(default_factory=dict)  # of the others, when they got their last one
+    _last_end_s: float = 0.0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
+        take = _TAKES.get(type(event))
+        if take is None:
+            return
+        try:
+            take(self, event)
+        except KeyError as error:
+            raise no_beginning(error) from error
+
+    def _arrived(self, event: Arrived) -> None:
+        self._arrivals[event.request_id] = event.time_s
+
+    def _refused(self, event: Refused) -> None:
+        self._arrivals.pop(event.request_id, None)
+
+    def _admitted(self, event: Admitted) -> None:
+        if not event.resumed:
+            self._asked[event.seq_id] = self._arrivals.pop(event.request_id)
+
+    def _forked(self, event: Forked) -> None:
+        """Its first token came with the step that has just ended."""
+        self._asked[event.seq_id] = self._asked[event.parent_id]
+        self._first_token(event.seq_id, self._last_end_s)
+        self._going.add(event.seq_id)
+
+    def _preempted(self, event: Preempted) -> None:
+        if event.seq_id in self._going:
+            self._going.remove(event.seq_id)
+            self._paused[event.seq_id] = self._last_end_s
+
+    def _computed(self, step: StepEvent) -> None:
+        start, end, going = step.start_s, step.end_s, self._going
+        first, *later = Ramp(step.ramp).durations() if step.count > 1 else [end - start]
+        sampled = {row.seq_id for row in step.rows if row.num_sampled}
+        steady = len(going) if step.num_steady else 0  # these rows are not told one by one
+        if again := steady + len(sampled & going):
+            self.gaps[five_digits(start + first - self._last_end_s)] += again
+        for seq_id in sampled - going:
+            if (before := self._paused.pop(seq_id, None)) is None:
+                self._first_token(seq_id, start + first)
+            else:
+                self.gaps[five_digits(start + first - before)] += 1
+        if given := steady + len(sampled):
+            for seconds in later:
+                self.gaps[five_digits(seconds)] += given
+        if not steady:
+            self._paused |= dict.fromkeys(going - sampled, self._last_end_s)
+            going.clear()
+        going |= sampled
+        self._last_end_s = end
+        self.running.add(start, end, step.num_running, step.num_running)
+        self.waiting.add(start, end, step.num_waiting, step.num_waiting)
+        self.used_blocks.add(start, end, step.num_used_blocks, max(step.num_used_blocks, step.last_used_blocks))
+
+    def _first_token(self, seq_id: int, time_s: float) -> None:
+        arrival = self._asked[seq_id]
+        self.arrival_s.append(arrival)
+        self.ttft_s.append(time_s - arrival)
+
+    def _finished(self, event: Finished) -> None:
+        self._going.discard(event.seq_id)
+        self._paused.pop(event.seq_id, None)
+        self._asked.pop(event.seq_id, None)
+        self._arrivals.pop(event.request_id, None)  # aborted while it waited
 
 
-@beginnings_known()
-def series(events: Iterable[Event]) -> Series:
-    """Fold a trace's events. Raises TraceError when a request began before them."""
-    found = Series()
-    arrivals: dict[str, float] = {}
-    asked: dict[int, float] = {}  # seq_id -> when its request arrived, until its first token
-    going: set[int] = set()  # sequences that got a token in the last step
-    paused: dict[int, float] = {}  # of the others, when they got their last one
-    end = 0.0
-    for event in events:
-        if isinstance(event, StepEvent):
-            durations = list(Ramp(event.ramp).durations()) if event.count > 1 else [event.end_s - event.start_s]
-            first_end = event.start_s + durations[0]
-            sampled = {row.seq_id for row in event.rows if row.num_sampled}
-            steady = len(going) if event.num_steady else 0  # these rows are not told one by one
-            gap = round(first_end - end, 6)
-            if steady:
-                found.gaps[gap] += steady
-            for seq_id in sampled:
-                if seq_id in going:
-                    found.gaps[gap] += 1
-                elif (before := paused.pop(seq_id, None)) is not None:
-                    found.gaps[round(first_end - before, 6)] += 1
-                else:
-                    arrival = asked.pop(seq_id)
-                    found.ttft.append((arrival, first_end - arrival))
-            if (given := steady + len(sampled)) and event.count > 1:
-                for duration in durations[1:]:
-                    found.gaps[round(duration, 6)] += given
-            if not steady:
-                paused |= dict.fromkeys(going - sampled, end)
-                going.clear()
-            going |= sampled
-            a, b, end = event.start_s, event.end_s, event.end_s
-            found.running.append((a, b, event.num_running, event.num_running))
-            found.waiting.append((a, b, event.num_waiting, event.num_waiting))
-            more = max(event.num_used_blocks, event.last_used_blocks)
-            found.used_blocks.append((a, b, event.num_used_blocks, more))
-        elif isinstance(event, Arrived):
-            arrivals[event.request_id] = event.time_s
-        elif isinstance(event, Admitted):
-            if not event.resumed:
-                asked[event.seq_id] = arrivals[event.request_id]
-        elif isinstance(event, Forked):  # its first token came with the step that has just ended
-            arrival = arrivals[event.request_id]
-            found.ttft.append((arrival, end - arrival))
-            going.add(event.seq_id)
-        elif isinstance(event, Preempted):
-            if event.seq_id in going:
-                going.remove(event.seq_id)
-                paused[event.seq_id] = end
-        elif isinstance(event, Finished):
-            going.discard(event.seq_id)
-            for known in (paused, asked):
-                known.pop(event.seq_id, None)
-    return found
+_TAKES: dict[type[Event], Callable[[Series, Any], None]] = {
+    Arrived: Series._arrived, Refused: Series._refused, Admitted: Series._admitted, Preempted: Series._preempted,
+    StepEvent: Series._computed, Forked: Series._forked, Finished: Series._finished,
+}  # fmt: skip
 
 
-def over_time(pieces: Iterable[Piece], low: float, high: float, num_bins: int) -> list[float]:
-    """The mean of a value within each of `num_bins` equal parts of low..high; 0 where nothing ran."""
-    width = (high - low) / num_bins
-    sums = [0.0] * num_bins
-    for start, end, first, last in pieces:
-        slope = (last - first) / (end - start) if end > start else 0.0
-        k = min(num_bins - 1, max(0, int((start - low) / width)))
-        while start < end:
-            until = end if k >= num_bins - 1 else min(end, low + (k + 1) * width)
-            middle = (start + until) / 2
-            if until > start:
-                sums[k] += (until - start) * (last - slope * (end - middle))
-            start, k = until, min(k + 1, num_bins - 1)
-    return [total / width for total in sums]
+def five_digits(seconds: float) -> float:
+    """Rounded, so that a run of any length has at most 90,000 different values in each power of ten."""
+    return float(f"{seconds:.5g}")
 
 
 def evenly(counts: Counter[float], most: int) -> list[float]:
@@ -112,20 +124,3 @@ def evenly(counts: Counter[float], most: int) -> list[float]:
             values.append(value)
             rank = next(ranks, None)
     return values
-
-
-def beginning(trace: Trace, num_steps: int, num_slots: int) -> Trace:
-    """The first steps of a run, of its first slots only: a part that a timeline has room for."""
-    events = list(takewhile(lambda event: getattr(event, "step", -1) < num_steps, trace))
-    elsewhere = {e.seq_id for e in events if isinstance(e, Admitted | Forked) and e.slot >= num_slots}
-    here = {e.seq_id: e.request_id for e in events if isinstance(e, Admitted | Forked) and e.seq_id not in elsewhere}
-    kept: list[Event] = [e for e in events if isinstance(e, Arrived) and e.request_id in set(here.values())]
-    slots = 1
-    for event in events:
-        if isinstance(event, StepEvent):
-            rows = tuple(row for row in event.rows if row.seq_id in here)
-            kept.append(replace(event, rows=rows))
-            slots = max([slots, *(row.slot + 1 for row in rows)])
-        elif getattr(event, "seq_id", None) in here:
-            kept.append(event)
-    return Trace(trace.meta | {"num_slots": slots, "fast_forward": False}, kept)

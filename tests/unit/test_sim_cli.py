@@ -18,6 +18,7 @@ from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
 from cbserve.hardware.models import model_shape
 from cbserve.sim import point as points
+from cbserve.simulation import simulate
 from cbserve.viz.style import percent
 
 FEW = ["sim", "--requests", "40", "--rate", "4"]
@@ -142,6 +143,13 @@ def test_a_report_alone_and_a_trace_alone(tmp_path: Path) -> None:
     assert cli.main([*FEW, "--report", str(tmp_path / "a.html")]) == 0
     assert cli.main([*FEW, "--out", str(tmp_path / "b.jsonl"), "--no-report"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.jsonl"]
+
+
+def test_a_report_needs_no_trace_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    monkeypatch.setattr(points, "simulate", lambda *args, **kwargs: runs.append(simulate(*args, **kwargs)) or runs[-1])
+    assert cli.main([*FEW, "--report", str(tmp_path / "a.html")]) == 0
+    assert [run.trace.events for run in runs] == [[]]
 
 
 def test_a_run_in_which_everything_is_refused_has_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,20 +1,56 @@
-"""What a run looked like over time says the same as its metrics."""
+"""What a run looked like over time says the same as its metrics, however long it gets."""
 
 from collections import Counter
 
 import pytest
 from engine_harness import make_engine
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.metrics import percentile, sequence_metrics
+from cbserve.core.policies import Priority
 from cbserve.core.request import Request, SamplingParams
-from cbserve.core.trace import Arrived, Preempted, StepEvent, Trace
+from cbserve.core.trace import Arrived, Event, Forked, Preempted, Refused, StepEvent, Trace
 from cbserve.hardware.roofline import Roofline
-from cbserve.sim.series import beginning, evenly, over_time, series
+from cbserve.sim.beginning import Beginning
+from cbserve.sim.over_time import OverTime
+from cbserve.sim.series import Series, evenly
 from cbserve.simulation import Simulation, simulate
 from cbserve.workloads.synthetic import azure_twin
 
 COST = Roofline.on("a100-80", "llama-3.1-8b")
+
+
+def series(events: list[Event]) -> Series:
+    found = Series()
+    for event in events:
+        found.add(event)
+    return found
+
+
+Piece = tuple[float, float, float, float]  # from, to (seconds), value there, value there
+
+
+def assert_means(over_time: OverTime, pieces: list[Piece]) -> list[float]:
+    """Each piece is looked at for each part. Returns the middles of the parts."""
+    begin, end = pieces[0][0], pieces[-1][1]
+    edges = [begin]
+    while edges[-1] < end:
+        edges.append(min(end, begin + len(edges) * over_time.width_s))
+    parts, expected = list(zip(edges, edges[1:], strict=False)), []
+    for low, high in parts:
+        cuts = [(max(low, a), min(high, b), a, b, first, last) for a, b, first, last in pieces]
+        total = sum(
+            (to - at) * (first + (last - first) * ((at + to) / 2 - a) / (b - a))
+            for at, to, a, b, first, last in cuts
+            if at < to
+        )
+        expected.append(total / (high - low))
+    xs, ys = over_time.means()
+    assert xs == pytest.approx([(low + high) / 2 for low, high in parts])
+    assert ys == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    return xs
 
 
 def run(batching: Batching, num_blocks: int = 20_000, fast_forward: bool = True) -> Simulation:
@@ -37,37 +73,87 @@ def test_times_and_gaps_are_those_of_the_metrics(batching: Batching, num_blocks:
     trace = simulation.trace
     assert any(isinstance(event, Preempted) for event in trace.events) == (num_blocks == 700)
     found, records = series(trace.events), sequence_metrics(trace)
-    expected = [(record.arrival_s, record.ttft_s) for record in records if record.ttft_s is not None]
-    for mine, theirs in zip(zip(*sorted(found.ttft), strict=True), zip(*sorted(expected), strict=True), strict=True):
-        assert mine == pytest.approx(theirs)
+    mine = sorted(zip(found.arrival_s, found.ttft_s, strict=True))
+    theirs = sorted((record.arrival_s, record.ttft_s) for record in records if record.ttft_s is not None)
+    assert sum(mine, ()) == pytest.approx(sum(theirs, ()))
     gaps = sorted(gap for record in records for gap in record.itl_s)
-    assert sorted(found.gaps.elements()) == pytest.approx(gaps, abs=1e-6)
-    fold = simulation.fold
-    total = sum((b - a) * (first + last) / 2 for a, b, first, last in found.used_blocks)
-    assert total == pytest.approx(fold.used_block_s)
+    assert sorted(found.gaps.elements()) == pytest.approx(gaps, rel=5.1e-5)
+    begin, total = trace.steps[0].start_s, 0.0
+    for middle, mean in zip(*found.used_blocks.means(), strict=True):
+        length = 2 * (middle - begin)
+        begin, total = begin + length, total + mean * length
+    assert total == pytest.approx(simulation.fold.used_block_s)
+    assert found.used_blocks.peak == simulation.summary.peak_used_blocks
 
 
 def test_samples_of_one_request_have_their_times_too() -> None:
     engine = make_engine({"A": 4, "B": 6})
     engine.run([Request(name, range(20), SamplingParams(max_tokens=9, n=3)) for name in "AB"])
     found, records = series(engine.trace.events), sequence_metrics(engine.trace)
-    assert sorted(found.ttft) == sorted((record.arrival_s, record.ttft_s) for record in records)
+    expected = sorted((record.arrival_s, record.ttft_s) for record in records)
+    assert sorted(zip(found.arrival_s, found.ttft_s, strict=True)) == expected
     assert sorted(found.gaps.elements()) == sorted(gap for record in records for gap in record.itl_s)
 
 
-@pytest.mark.parametrize("num_bins", [1, 7, 120])
-def test_bins_keep_the_integral(num_bins: int) -> None:
-    found = series(run(BATCHINGS[0]).trace.events)
-    for pieces in (found.running, found.waiting, found.used_blocks):
-        low, high = pieces[0][0], pieces[-1][1]
-        means = over_time(pieces, low, high, num_bins)
-        area = sum((b - a) * (first + last) / 2 for a, b, first, last in pieces)
-        assert sum(means) * (high - low) / num_bins == pytest.approx(area)
+@pytest.mark.parametrize("batching", BATCHINGS, ids=str)
+def test_spans_give_the_means_of_their_steps(batching: Batching) -> None:
+    trace = run(batching).trace
+    found, steps = series(trace.events), trace.steps
+    for name in ("running", "waiting"):
+        pieces = [(s.start_s, s.end_s, value := getattr(s, f"num_{name}"), value) for s in steps]
+        over_time = getattr(found, name)
+        assert_means(over_time, pieces)
+        assert over_time.peak == max(value for *_, value in pieces)
 
 
-def test_a_value_that_grows_is_cut_where_the_bins_are() -> None:
-    assert over_time([(0.0, 4.0, 0.0, 8.0)], 0.0, 4.0, 4) == pytest.approx([1, 3, 5, 7])
-    assert over_time([(0.0, 1.0, 6.0, 6.0), (3.5, 4.0, 2.0, 2.0)], 0.0, 4.0, 4) == pytest.approx([6, 0, 0, 1])
+times = st.floats(0, 1e3).map(lambda seconds: seconds**3 / 1e6)  # of all magnitudes
+values = st.integers(0, 1000)
+
+
+@given(st.lists(st.tuples(times, times, values, values), min_size=1, max_size=60), st.floats(0, 1e6))
+def test_parts_of_a_run_of_any_length_have_exact_means(steps, now):
+    over_time, pieces = OverTime(), []
+    for idle, seconds, first, last in steps:
+        start, now = now + idle, now + idle + seconds
+        pieces.append((start, now, first, last))
+        over_time.add(*pieces[-1])
+    assert over_time.peak == max(max(first, last) for *_, first, last in pieces)
+    xs = assert_means(over_time, pieces)
+    length = now - pieces[0][0]
+    if length > OverTime.MOST * 2.0**-20:
+        assert OverTime.MOST / 2 < len(xs) <= OverTime.MOST
+
+
+def test_a_value_that_grows_is_cut_where_the_parts_are() -> None:
+    over_time = OverTime()
+    over_time.add(3.0, 67.0, 0.0, 64.0)
+    over_time.add(67.0, 70.0, 5.0, 5.0)
+    over_time.add(100.5, 100.75, 9.0, 9.0)  # the last part is of 0.75 s
+    xs, ys = over_time.means()
+    assert over_time.width_s == 1 and xs[:3] == [3.5, 4.5, 5.5] and xs[-2:] == [99.5, 100.375]
+    assert ys == pytest.approx([*(k + 0.5 for k in range(64)), 5, 5, 5, *[0] * 30, 3])
+    assert over_time.peak == 64
+
+
+def test_a_run_that_has_ended_leaves_nothing_of_its_requests() -> None:
+    engine = make_engine(policy=Priority(displace=True), batching=ContinuousBatching(max_num_seqs=2), num_blocks=6)
+
+    def ask(name: str, prompt: int = 20, n: int = 1, priority: int = 1) -> None:
+        params = SamplingParams(max_tokens=9, n=n)
+        engine.add_request(Request(name, range(prompt), params, priority=priority))
+        engine.step()
+
+    for name, n in (("preempted", 1), ("runs", 1), ("waits", 2)):
+        ask(name, n=n)
+    ask("too long", prompt=1000)
+    ask("urgent", n=2, priority=0)
+    for name in ("preempted", "runs", "waits"):
+        engine.abort(name)
+    engine.run()
+    assert {type(event) for event in engine.trace.events} >= {Preempted, Refused, Forked}
+    for trace in (engine.trace, run(BATCHINGS[0], 700).trace, run(BATCHINGS[2]).trace):
+        found = series(trace.events)
+        assert not any(getattr(found, name) for name in ("_arrivals", "_asked", "_going", "_paused"))
 
 
 def test_a_sample_over_ranks_has_the_same_distribution() -> None:
@@ -82,7 +168,11 @@ def test_a_sample_over_ranks_has_the_same_distribution() -> None:
 @pytest.mark.parametrize("fast_forward", [True, False])
 def test_the_beginning_is_that_of_the_run(fast_forward: bool) -> None:
     trace = run(BATCHINGS[0], fast_forward=fast_forward).trace
-    part = beginning(trace, 60, 2)
+    beginning = Beginning(60, 2)
+    for event in trace.events:
+        beginning.add(event)
+    assert len(beginning._events) < len(trace.events) / 2
+    part = beginning.trace(trace.meta)
     assert isinstance(part, Trace)
     steps = part.steps
     assert [step.step for step in steps] == list(range(60))

@@ -17,7 +17,7 @@ from cbserve.core.run_fold import RunFold
 from cbserve.core.summary import summarize
 from cbserve.core.trace import EVENT_TYPES, Left, StepEvent, Trace, TraceError
 from cbserve.serving import serve
-from cbserve.sim.series import series
+from cbserve.sim.series import Series
 from cbserve.simulation import Simulation
 from cbserve.viz.timeline import timeline
 
@@ -233,8 +233,7 @@ def without_a_beginning() -> list[Trace]:
     return traces
 
 
-def fold_of(trace: Trace) -> RunFold:
-    fold = RunFold()
+def folded(fold, trace: Trace):
     for event in trace.events:
         fold.add(event)
     return fold
@@ -242,13 +241,13 @@ def fold_of(trace: Trace) -> RunFold:
 
 FOLDS = {
     "summarize": summarize,
-    "goodput": lambda trace: fold_of(trace).goodput({"ttft": 1.0}),
-    "itl_mean_s": lambda trace: fold_of(trace).itl_mean_s,
+    "goodput": lambda trace: folded(RunFold(), trace).goodput({"ttft": 1.0}),
+    "itl_mean_s": lambda trace: folded(RunFold(), trace).itl_mean_s,
     "sequence_metrics": sequence_metrics,
     "prefix_hit_rate": prefix_hit_rate,
-    "series": lambda trace: series(trace.events),
+    "series": lambda trace: folded(Series(), trace),
     "timeline": timeline,
-    "a simulation's listener": lambda trace: Simulation(trace, fold_of(trace), ()).summary,
+    "a simulation's listener": lambda trace: Simulation(trace, folded(RunFold(), trace), ()).summary,
 }
 
 
