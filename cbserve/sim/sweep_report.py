@@ -9,7 +9,7 @@ from typing import Any
 
 from cbserve.sim.page import Draw, write_page
 from cbserve.sim.sweep import Axes
-from cbserve.sim.words import duration, milliseconds, rounded
+from cbserve.sim.words import duration, limits, milliseconds, rounded
 from cbserve.viz import lines
 from cbserve.viz.figure import Figure
 from cbserve.viz.style import number
@@ -36,7 +36,7 @@ def sweep_table(rows: Sequence[Row], axes: Axes, slo: Mapping[str, float]) -> Ta
             values += [_short(found["goodput_per_s"])] if slo else []
             values += [_short(100 * found["kv_peak"]), found["preemptions"], found["refused"]]
         cells.append(values)
-    return table(header, cells, "Latencies in milliseconds." + (f" Goodput: {_limits(slo)}." if slo else ""))
+    return table(header, cells, "Latencies in milliseconds." + (f" Goodput: {limits(slo.items())}." if slo else ""))
 
 
 def refusals(rows: Sequence[Row], axes: Axes) -> list[tuple[str, str]]:
@@ -145,7 +145,3 @@ def _shown(value: object) -> object:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
-
-
-def _limits(slo: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.upper()} <= {number(limit)} s" for name, limit in slo.items())

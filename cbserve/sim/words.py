@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from cbserve.sim.settings import Objectives
@@ -24,9 +25,8 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
         ),
     ]
     if slo:
-        limits = ", ".join(f"{LATENCIES[name]} <= {number(limit)} s" for name, limit in slo)
-        kept = f"{_of(found['goodput_per_s'], 'requests/s')}, {share(found['goodput_share'])} of all, kept {limits}"
-        rows.append(("goodput", kept))
+        rate = _of(found["goodput_per_s"], "requests/s")
+        rows.append(("goodput", f"{rate}, {share(found['goodput_share'])} of all, kept {limits(slo)}"))
     rows += [
         ("slot utilisation", f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots"),
         ("KV cache in use", f"{share(found['kv_mean'])} on the mean while busy, {share(found['kv_peak'])} at the peak"),
@@ -38,6 +38,11 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
         for name, label in LATENCIES.items()
     ]
     return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies)]
+
+
+def limits(slo: Iterable[tuple[str, float]]) -> str:
+    """ "TTFT <= 0.5 s, ITL <= 0.1 s"."""
+    return ", ".join(f"{LATENCIES[name]} <= {number(limit)} s" for name, limit in slo)
 
 
 def milliseconds(value: float | None) -> float | None:
@@ -60,4 +65,5 @@ def rounded(value: float) -> float:
 
 def duration(value: float) -> str:
     """0.0928 s as "92.8 ms", 65 s as "65 s"."""
-    return f"{number(rounded(1e3 * value))} ms" if value < 1 else f"{number(rounded(value))} s"
+    ms = rounded(1e3 * value)
+    return f"{number(ms)} ms" if ms < 1000 else f"{number(rounded(value))} s"

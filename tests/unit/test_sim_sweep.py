@@ -18,6 +18,7 @@ from cbserve.sim.pool import Cluster, Lost, Processes
 from cbserve.sim.settings import Settings
 from cbserve.sim.sweep import Record, grid, read_axes, run_point
 from cbserve.sim.sweep_report import charts, frontier, refusals, sweep_table
+from cbserve.sim.words import duration
 
 BASE = Settings(requests=30)
 AXES = read_axes("rate=2,8;chunk=256,2048")
@@ -198,3 +199,11 @@ def test_nothing_is_drawn_when_every_point_is_refused() -> None:
     refused = [{"settings": point.as_dict(), "error": f"no room\n{point.rate}"} for point in POINTS]
     assert charts(refused, AXES, {}) == []
     assert refusals(refused, AXES) == [("rate=2, chunk=256 and 3 more", "no room\n2.0")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.09284, "92.8 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (65.0, "65 s"), (12345.0, "12,300 s")],
+)
+def test_seconds_are_said_in_the_unit_that_suits(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
