@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, NoReturn
 
-from cbserve.core.summary import LIMITS
+from cbserve.core.run_fold import LIMITS
 from cbserve.errors import CBServeError
 
 BATCHINGS = {
