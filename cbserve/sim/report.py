@@ -78,7 +78,7 @@ def _first_tokens(seen: Series, slo: dict[str, float], width: int) -> Figure:
         x_name="arrival (s)",
         y_name="TTFT (s)",
         reference=None if limit is None else (limit, f"objective {number(limit)} s"),
-        caption=f"Requests by their arrival, in parts of {duration(part)}; simulated.",
+        caption=f"Requests by their arrival, in parts of {number(part)} s; simulated.",
         width=width,
     )
 
@@ -91,7 +91,7 @@ def _load(seen: Series, width: int) -> Figure:
         title=f"Up to {seen.running.peak:,} requests run at a time; {queue}",
         x_name="time (s)",
         y_name="requests",
-        caption=f"Means over parts of {duration(seen.running.width_s)}, idle time counted as 0; simulated.",
+        caption=f"Means over parts of {number(seen.running.width_s)} s, idle time counted as 0; simulated.",
         width=width,
     )
 
@@ -104,7 +104,7 @@ def _cache(seen: Series, num_blocks: int, width: int) -> Figure:
         title=f"The KV cache is filled to {percent(used.peak / num_blocks)} at the peak",
         x_name="time (s)",
         y_name="blocks in use (%)",
-        caption=f"Of {num_blocks:,} blocks; means over parts of {duration(used.width_s)}; simulated.",
+        caption=f"Of {num_blocks:,} blocks; means over parts of {number(used.width_s)} s; simulated.",
         width=width,
     )
 

@@ -134,7 +134,7 @@ def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFi
     figures = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(figures) == 10  # five, each wide and narrow
     assert all(re.search(r"<title[^>]*>.+?</title><desc[^>]*>.+?</desc>", figure) for figure in figures)
-    assert page.count("<figcaption") == 10
+    assert page.count("<figcaption") == 10 and page.count("parts of 0.125 s") == 6
     ids = re.findall(r'<svg[^>]* id="(\w+)"', page)
     assert len(set(ids)) == len(ids)
 
