@@ -8,13 +8,17 @@ stall is one large gap but a small change of a mean. Queue time: arrival to firs
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.given import integer
 from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, StepEvent, Trace, TraceError
+
+_FEW, _PARTS = 10_000, 1024  # values that are sorted at once; parts of their range that are told apart
 
 
 def no_beginning(unknown: KeyError) -> TraceError:
@@ -207,11 +211,27 @@ def weighted_percentile(values: Sequence[float], counts: Sequence[int], q: float
     if not total:
         return math.nan
     at = (total - 1) * q / 100
-    low, below, seen = math.floor(at), math.nan, 0
-    for index in sorted(range(len(values)), key=values.__getitem__):
-        seen += counts[index]
-        if math.isnan(below) and seen > low:
-            below = values[index]
-        if seen > min(low + 1, total - 1):
-            return below + (values[index] - below) * (at - low)
-    return below
+    low = math.floor(at)
+    below = above = _at_rank(values, counts, low)
+    if sum(count for value, count in zip(values, counts, strict=True) if value <= below) == low + 1:
+        above = min((v for v, count in zip(values, counts, strict=True) if v > below and count), default=below)
+    return below + (above - below) * (at - low)
+
+
+def _at_rank(values: Sequence[float], counts: Sequence[int], rank: int) -> float:
+    """The value at `rank`, from 0. Only a few are sorted: a sorted list of millions takes more than a long run."""
+    while (least := min(values)) < (most := max(values)) and len(values) > _FEW:
+        held = [0] * (_PARTS + 1)
+        for value, count in zip(values, counts, strict=True):
+            held[int(_PARTS * ((value - least) / (most - least)))] += count
+        part = 0
+        while rank >= held[part]:
+            rank -= held[part]
+            part += 1
+        here = bytes(int(_PARTS * ((value - least) / (most - least))) == part for value in values)
+        values, counts = array("d", compress(values, here)), array("q", compress(counts, here))
+    if least == most:
+        return least
+    ordered = sorted(zip(values, counts, strict=True))
+    ends = accumulate(count for _, count in ordered)
+    return next(value for (value, _), end in zip(ordered, ends, strict=True) if rank < end)

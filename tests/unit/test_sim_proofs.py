@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbserve.core import metrics
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.bounds import harmonic, static_utilisation
 from cbserve.core.metrics import mean, percentile, sequence_metrics, weighted_percentile
@@ -259,11 +260,14 @@ def test_goodput_and_percentiles(jobs: list[Any], batching: Any, num_blocks: int
 @given(
     pairs=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=20),
     q=st.floats(0, 100),
+    few=st.sampled_from([1, 4, 10_000]),
 )
-def test_a_weighted_percentile_is_that_of_the_long_list(pairs: list[tuple[float, int]], q: float) -> None:
+def test_a_weighted_percentile_is_that_of_the_long_list(pairs: list[tuple[float, int]], q: float, few: int) -> None:
     values, counts = zip(*pairs, strict=True)
     long = [value for value, count in pairs for _ in range(count)]
-    assert weighted_percentile(values, counts, q) == pytest.approx(percentile(long, q), rel=1e-12, abs=1e-12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "_FEW", few)
+        assert weighted_percentile(values, counts, q) == pytest.approx(percentile(long, q), rel=1e-12, abs=1e-12)
 
 
 # ---- the closed loop ------------------------------------------------------------------------------------------------
