@@ -47,11 +47,20 @@ class PageArtist:
         }
         self.taken: dict[int, str] = {}
         self.given: dict[int, str] = {}
+        got: set[tuple[int, int]] = set()  # (seq_id, block) since the step before, but for what a fork shares
         for change in state.changes:
             if change.kind in TAKEN:
                 self.taken |= dict.fromkeys(change.blocks, TAKEN[change.kind])
+            if change.kind in TAKEN and change.kind != "shared":
+                got |= {(change.seq_id, block) for block in change.blocks}
             if change.kind in GIVEN:
                 self.given |= dict.fromkeys(change.sources or change.blocks, GIVEN[change.kind])
+        # A page that somebody held all along has one holder more, but nobody took it from the pool.
+        self.new = {
+            page.block
+            for page in pages
+            if page.state == USED and all((seq_id, page.block) in got for seq_id, _ in page.holders)
+        }
         self.seen: set[str] = set()
 
     def index(self, seq_id: int) -> int:
@@ -103,7 +112,7 @@ class PageArtist:
     def corner(self, block: int, x: float, y: float, w: float) -> None:
         """A corner: full if the page was taken since the step before, hollow if it was given back."""
         page = self.pages[block]
-        kind = "taken" if page.state == USED and block in self.taken else "given"
+        kind = "taken" if block in self.new else "given"
         if kind == "given" and (page.state == USED or block not in self.given):
             return
         self.seen.add(kind)

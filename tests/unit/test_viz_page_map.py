@@ -171,6 +171,29 @@ def test_lit_pages_are_outlined_and_pointed_at() -> None:
     assert ">pages of B<" in lit and ">pages of" not in plain
 
 
+def corners(figure: Figure) -> set[int]:
+    """The pages with a full corner: it ends at the page's right edge."""
+    ends = re.findall(r'class="badge" d="M([\d.]+) ([\d.]+)h([\d.]+)v\3z"', figure.svg)
+    return {
+        int(hover.split()[1].rstrip(":"))
+        for box, hover in viz_checks.bars(figure.svg)
+        if hover.startswith("page ")
+        and any(abs(float(x) + float(w) - box.right) < 2 and abs(float(y) - box.y) < 2 for x, y, w in ends)
+    }
+
+
+def test_a_full_corner_marks_the_pages_that_nobody_held_before() -> None:
+    """A fork shares what is held, and so does a prefix found in a running request; a copy or a cached page is taken."""
+    forked = serve([7], num_samples=3, prompt_tokens=22, block_size=4, num_blocks=12)
+    assert [corners(page_map(forked, step)) for step in (0, 1, 2)] == [set(range(6)), {6, 7}, set()]
+    system = list(range(12))
+    together = {"prompts": [system + [n] * 5 for n in (20, 30, 40)], "block_size": 4, "num_blocks": 16}
+    at_once = serve([8, 8, 8], arrivals_s=[0, 1, 2], enable_prefix_caching=True, **together)
+    assert corners(page_map(at_once, 1)) == {5, 6}  # A holds the prefix
+    later = serve([8, 8, 8], arrivals_s=[0, 20, 40], enable_prefix_caching=True, **together)
+    assert corners(page_map(later, 8)) == {0, 1, 2, 6, 7}  # A has left it in the cache
+
+
 def test_a_request_is_lit_by_id_or_letter_with_all_its_samples() -> None:
     requests = [Request("first-request", prompt(1, 20), SamplingParams(max_tokens=9, n=2))]
     trace = run(requests)
