@@ -117,15 +117,19 @@ ledger()
 # | | notebook | what you do there |
 # |---|---|---|
 # | 1 | [Static batching](01_static_waste.ipynb) | see a slot wait, derive what it costs, test it on real lengths |
-# | | [Lab 1](../labs/lab1_static_waste.ipynb) | write the arithmetic, and check it against the engine |
+# | | [Lab 1](../work/lab1_static_waste.ipynb) | write the arithmetic, and check it against the engine |
 # | 2 | [Continuous batching](02_continuous_batching.ipynb) | refill slots at once, and find the limit |
-# | | [Lab 2](../labs/lab2_continuous_batching.ipynb) | write the scheduler's four duties |
+# | | [Lab 2](../work/lab2_continuous_batching.ipynb) | write the scheduler's four duties |
+# | 3 | [PagedAttention](03_paged_attention.ipynb) | cut the memory into pages: share, copy, swap, evict |
+# | | [Lab 3](../work/lab3_paged_attention.ipynb) | write the pool, and the attention that reads it |
 #
-# `make lab` puts your own copies of the labs into the folder `work/`; work there. `cbserve lab reset lab1.ex1`
+# The lab links lead to *your* copies, which `make lab` puts into the folder `work/`. There is no such folder on GitHub,
+# Colab or Binder: use the originals there ([1](../labs/lab1_static_waste.ipynb),
+# [2](../labs/lab2_continuous_batching.ipynb), [3](../labs/lab3_paged_attention.ipynb)). `cbserve lab reset lab1.ex1`
 # brings one exercise back to its start.
 #
 # You need Python, and you should have seen a transformer from the inside once. You do not need a GPU: every exercise
 # can be solved on a CPU. Where a cell says *measured here*, the number comes from your machine. Where it says
-# *simulated*, the same scheduler ran against a clock that ticks once a step.
+# *simulated*, the same scheduler ran without a model, on a virtual clock.
 #
 # **Next:** [Static batching: a slot that waits](01_static_waste.ipynb)

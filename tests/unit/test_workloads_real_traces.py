@@ -7,12 +7,14 @@ environment variable CBSERVE_TRACES names, or in ../shared/data/traces beside th
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from cbserve.core.blocks import BlockPool
+from cbserve.core.bounds import static_utilisation
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.request import Request, Sequence
 from cbserve.workloads.measured import read_requests
@@ -44,6 +46,16 @@ def test_azure_conv_has_its_published_statistics() -> None:
         "output_mean": 211.1, "output_p50": 129, "output_p90": 424, "output_p99": 601, "output_max": 1000,
     }  # fmt: skip
     assert {name: rows[name] for name in expected} == pytest.approx(expected, rel=5e-4)
+
+
+def test_the_shares_that_chapter_1_quotes_are_those_of_the_trace() -> None:
+    """Static batches of 8 to 64 in the trace's own order, and shuffled; the notebook has no trace to count them in."""
+    lengths = list(trace("AzureLLMInferenceTrace_conv.csv.gz").answer_lengths.values())
+    rng = random.Random(0)
+    orders = [rng.sample(lengths, len(lengths)) for _ in range(20)]
+    for b, in_order, shuffled in ((8, 48.3, 46.3), (16, 42.8, 41.6), (32, 38.4, 37.5), (64, 34.4, 33.6)):
+        assert 100 * static_utilisation(lengths, b) == pytest.approx(in_order, abs=0.05)
+        assert 100 * mean(static_utilisation(order, b) for order in orders) == pytest.approx(shuffled, abs=0.1)
 
 
 def test_mooncake_synthetic_has_its_published_statistics(synthetic: Workload) -> None:
