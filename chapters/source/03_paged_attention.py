@@ -6,8 +6,9 @@
 # Cut the KV cache into equal pages and hand them out one at a time, and nearly all of the memory holds tokens. In this
 # chapter you watch pages being taken, shared, copied, swapped and given back, and test what the lecture says of them.
 #
-# Three requests write at the same time. None of them knows how long it will be. Here is their memory in one moment of a
-# real run: 24 pages of four tokens each.
+# Three requests write at the same time. None of them knows how long it will be. Here is their memory in one moment: 24
+# pages of four tokens each, handed out by the engine's own scheduler and pool. (*Simulated*: a script writes the
+# tokens.)
 
 # %%
 # {{colab}}
@@ -40,8 +41,8 @@ page_map(opening, step=5)
 # - Choose a page size, and decide between swapping and recomputing.
 # - Say when a shared system prompt helps, by how much at most, and when "super-linear" is true.
 #
-# You need chapter 2: slots, admission, preemption. Reading and running takes about 85 minutes; then comes
-# [lab 3](../labs/lab3_paged_attention.ipynb).
+# You need chapter 2: slots, admission, chunks, preemption. Reading and running takes about 85 minutes; then comes
+# lab 3.
 #
 # ## What reserving costs
 #
@@ -205,9 +206,9 @@ page_map_explorer(tight)
 # %% [markdown]
 # A request takes a page in the step in which its tokens run over the edge of the last one. That is *demand paging*.
 #
-# **Predict, then run.** The lecture says that pages are allocated "only when tokens are generated". How many pages of
-# 16 does a prompt of 40 tokens take in its first step, before anything is generated? (Three such prompts come at once.
-# A second engine computes prompts in *chunks* of 16 tokens, one a step.)
+# **Predict, then run.** The lecture says: "Allocate pages only when tokens are generated." How many pages of 16 does a
+# prompt of 40 tokens take in its first step, before anything is generated? (Three such prompts come at once. A second
+# engine has a budget of 16 tokens a step, so its prompts come in chunks.)
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -219,24 +220,28 @@ page_map_explorer(tight)
 from cbserve import LLM, claim
 
 
-def pages_early(trace):
-    """Pages held beyond what the tokens in the cache fill: the most in any step."""
+def pages_early(trace, first_token):
+    """Pages held beyond those that cached tokens fill, counted from position `first_token`: the most in any step."""
     size = trace.meta["block_size"]
-    return max(step.num_used_blocks - sum(-(-row.context_len // size) for row in step.rows) for step in trace.steps)
+    filled = [sum(-(-max(0, row.context_len - first_token) // size) for row in step.rows) for step in trace.steps]
+    return max(step.num_used_blocks - pages for step, pages in zip(trace.steps, filled, strict=True))
 
 
 whole = LLM("tiny", device=device, num_blocks=64, seed=seed, verbose=False)
 chunks = LLM("tiny", device=device, num_blocks=64, seed=seed, max_num_batched_tokens=16, verbose=False)
-early = {}
+early = {"only generated tokens count": [], "prompt tokens count too": []}
 for name, llm in {"prompts whole": whole, "prompts in chunks": chunks}.items():
     trace = serve([30, 12, 20], llm=llm, prompt_tokens=40)
     first = trace.steps[0]
     print(f"{name}: the first step computes {first.rows[0].num_tokens} tokens of A; pages: {first.num_used_blocks}")
-    early[name] = pages_early(trace)
-claim("demand-paging", early=early)
+    early["only generated tokens count"].append(pages_early(trace, first_token=40))
+    early["prompt tokens count too"].append(pages_early(trace, first_token=0))
+claim("demand-paging", early={words: max(pages) for words, pages in early.items()})
 
 # %% [markdown]
-# Nine pages are three for each prompt; a chunk of 16 takes one. No page waits for a token that may never come.
+# Nine pages are three for each prompt; a chunk of 16 takes one. So word for word the sentence does not hold: those
+# pages are there before anything is generated. It holds as it is meant, once prompt tokens count like generated ones:
+# then no page waits for a token that may never come.
 #
 # Taking one must be cheap, since it happens in every step. The pool keeps its free blocks in a list and takes the
 # first. Is the time the same in a pool a hundred times as large?
@@ -348,7 +353,7 @@ claim(
 # | your guess | why someone would say that |
 # |---|---|
 # | 8 times as much | the page is; but only the *last* page of a request is not full |
-# | about 5 % | half of a page is empty, and you divided 64 by 1,260 |
+# | about 4 % | half of a page stays empty: 64 places in place of 8, of 1,260 |
 # | nothing | few pages; each still has an end |
 
 # %%
@@ -371,18 +376,24 @@ def empty_share(work, block_size):
 
 empty = {name: [empty_share(work, p) for p in sizes] for name, work in workloads.items()}
 at_16 = {name: shares[sizes.index(16)] for name, shares in empty.items()}
+at_128 = {name: shares[sizes.index(128)] for name, shares in empty.items()}
 lines(
-    {name: (sizes, [100 * share for share in shares]) for name, shares in empty.items()},
-    title="Empty with pages of 16: " + ", ".join(f"{name} {share:.1%}" for name, share in at_16.items()),
+    {name: (sizes[1:], [100 * share for share in shares[1:]]) for name, shares in empty.items()},
+    title="Empty with pages of 16: "
+    + ", ".join(f"{name} {share:.1%}" for name, share in at_16.items())
+    + f"; chat with pages of 128: {at_128['chat']:.1%}",
     x_name="tokens a page",
     y_name="empty places, %",
     log_x=True,
-    reference=(4, "4 %"),
-    caption=f"Computed from {num_lengths} requests each. Chat and code: {chat.source}. {chat.licence}.",
+    log_y=True,
+    reference=(4, "4 %: what vLLM's authors report for paging"),
+    caption=f"Computed from {num_lengths} requests each, over their whole life. "
+    f"Chat and code: {chat.source}. {chat.licence}. The dashed line: vLLM blog, June 2023, waste under 4 %.",
 )
 
 # %%
-print(f"chat with pages of 128: {empty['chat'][sizes.index(128)]:.1%} empty")
+more = (1 - at_16["chat"]) / (1 - at_128["chat"]) - 1
+print(f"chat: {at_16['chat']:.1%} empty with pages of 16, {at_128['chat']:.1%} with 128: {more:.1%} more memory")
 in_16 = {f"{name}, pages of 16": share for name, share in at_16.items()}
 claim("no-fragmentation", waste=in_16, label="simulated from trace lengths")
 
@@ -391,8 +402,11 @@ claim("no-fragmentation", waste=in_16, label="simulated from trace lengths")
 # length. The engine says the same of its own runs, as `tail_waste`.
 #
 # The other side is the table: with pages of 16 a chat request of 1,260 tokens has 79 entries, with single tokens it has
-# one for each. And the kernel has to gather. Measure attention itself, on your machine: eight requests of 512 tokens,
-# the same numbers in pages of 1 to 64 tokens that lie in random order.
+# one for each. And the kernel has to find them. Measure attention itself, on your machine: eight requests of 512
+# tokens, in pages of 1 to 256 that lie in random order. Plain torch first gathers K and V into one piece. The engine's
+# own C code, if your machine has a compiler, reads each page where it lies.
+#
+# **Predict.** Which of the two cares more for the size of a page?
 
 # %%
 from statistics import median
@@ -404,45 +418,60 @@ from cbserve import paged_attention, tail_waste
 
 run = serve([58] * 8, llm=whole, prompt_tokens=19)
 print(f"tail waste of one-liners on the engine: {tail_waste(run):.1%}, computed above: {at_16['one-liners']:.1%}")
+in_c = whole.executor.backend if whole.executor.backend.name == "c" else None
 
 
-def attention(block_size, batch=8, context=512, heads=9, kv_heads=3, head_dim=64):
+def attention(block_size, backend=None, batch=8, context=512, heads=9, kv_heads=3, head_dim=64):
     """A function that computes one decode step of SmolLM2's attention over pages of this size."""
     blocks = batch * context // block_size
     k, v = torch.randn(2, blocks, block_size, kv_heads, head_dim)
     block_tables = torch.randperm(blocks).view(batch, -1)
     q = torch.randn(batch, heads, head_dim)
+    if backend is not None:
+        step = backend.paged_attention(
+            block_tables.tolist(), [1] * batch, [context] * batch, block_size, q.dtype, q.device
+        )
+        return lambda: step.run(q, k, v, head_dim**-0.5)
     starts, lengths = torch.arange(batch + 1), torch.full((batch,), context)
     return lambda: paged_attention(q, k, v, block_tables, starts, lengths, head_dim**-0.5)
 
 
-swept = [1, 2, 4, 8, 16, 32, 64]
-kernels, times = {p: attention(p) for p in swept}, {p: [] for p in swept}
-for _ in range(16):  # in turn, so that a busy moment of the machine hits all sizes
-    for p, kernel in kernels.items():
+swept = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+ways = {"gathers (plain torch)": None} | ({"reads in place (C)": in_c} if in_c else {})
+kernels = {(way, p): attention(p, backend) for way, backend in ways.items() for p in swept}
+times, threads = {at: [] for at in kernels}, torch.get_num_threads()
+torch.set_num_threads(1)  # with more, a thread that is held up elsewhere makes the others wait
+for _ in range(60):  # in turn, so that a busy moment of the machine hits all alike
+    for at, kernel in kernels.items():
         start = perf_counter()
         kernel()
-        times[p].append(1e3 * (perf_counter() - start))
-attention_ms = [min(times[p]) for p in swept]
+        times[at].append(1e3 * (perf_counter() - start))
+torch.set_num_threads(threads)
+attention_ms = {way: [min(times[way, p]) for p in swept] for way in ways}
+at_best = {way: ms[swept.index(16)] / min(ms) for way, ms in attention_ms.items()}
 lines(
-    {"one layer": (swept, attention_ms)},
-    title=f"Attention takes {attention_ms[0] / min(attention_ms):.1f} times its best with pages of 1, "
-    f"{attention_ms[4] / min(attention_ms):.2f} times with pages of 16",
+    {way: (swept, ms) for way, ms in attention_ms.items()},
+    title="With pages of 16 attention takes "
+    + ", ".join(f"{ratio:.2f} times its best where it {way}" for way, ratio in at_best.items()),
     x_name="tokens a page",
     y_name="milliseconds",
     log_x=True,
-    caption="Measured here: decode attention in plain torch on the CPU, 8 requests of 512 tokens, best of 16.",
+    caption="Measured here: decode attention of one layer on the CPU, one thread, 8 requests of 512 tokens. "
+    "Best of 60: other work only ever adds time.",
 )
 
 # %% [markdown]
-# A kernel for a GPU has other reasons and the same shape: too small a page makes short reads and many table look-ups.
-# The paper found 16 to 128 good for long chats and 16 to 32 for short ones (figure 18).
+# Gathering pays for each page, so it wants large ones. Who reads in place pays less. A kernel for a GPU reads in place
+# too; there, pages that are too small make short reads and many table look-ups. The paper found 16 to 128 good for
+# long chats and 16 to 32 for short ones (figure 18).
 #
-# The card counts 16 as fine where it costs at most a tenth more than the best size.
+# The card counts 16 as fine where it costs at most a tenth more than the best size. The memory numbers are arithmetic
+# and the same everywhere. Those for attention are your machine's: with another processor, or with gathering, the same
+# card may say something else.
 
 # %%
-in_memory = {f"memory, {name}": (1 - min(empty[name])) / (1 - at_16[name]) for name in workloads}
-claim("page-size-16", cost=in_memory | {"attention time, plain torch": attention_ms[4] / min(attention_ms)})
+cost = {f"memory of {name}": (1 - min(empty[name])) / (1 - at_16[name]) for name in workloads}
+claim("page-size-16", cost=cost | {f"attention that {way}, here": ratio for way, ratio in at_best.items()})
 
 # %% [markdown]
 # "Typically" is right for vLLM on CUDA. It is no law: Mooncake's traces count in pages of 512 tokens, DeepSeek's kernel
@@ -454,8 +483,9 @@ claim("page-size-16", cost=in_memory | {"attention time, plain torch": attention
 # You ask for three samples of one prompt, with `SamplingParams(n=3)`: A.0, A.1 and A.2 in the figure. The prompt has 22
 # tokens, a page holds 4.
 #
-# **Predict, then run.** How many pages do the three hold in the step after the prompt, when each writes its own first
-# token?
+# The step that computes the prompt samples three first tokens. Their keys and values come one step later.
+#
+# **Predict, then run.** How many pages do the three hold in that step, when each token goes into the cache?
 #
 # | your guess | why someone would say that |
 # |---|---|
@@ -474,7 +504,7 @@ print(f"{forked.steps[1].num_used_blocks} pages in step 1; {copies} pages were c
 # %% [markdown]
 # The prompt's last page was half full, and all three wanted to write into it. A page counts its holders, and who writes
 # into one with several gets a copy first: *copy-on-write*. The last of the three is alone by then, and writes in place.
-# Three samples, two copies.
+# Three samples, two copies: the two pages with a corner, the only ones that were taken in this step.
 #
 # ## A prefix that is known
 #
@@ -575,8 +605,8 @@ print(f"hit rate: {hit['every prompt computed']:.1%} with four salts, {promised:
 print(f"the fall is {fall / promised:.0%} of what the tokens promised (measured here)")
 
 # %% [markdown]
-# What is missing is the fixed cost of a step. And the answer's *later* tokens come no faster: a hit saves prefill,
-# never a decode step.
+# What is missing, if anything, is the fixed cost of a step. And the answer's *later* tokens come no faster: a hit saves
+# prefill, never a decode step.
 #
 # ## When the pool is full
 #
@@ -594,7 +624,7 @@ evicting = serve([4, 4, 4], prompts=[first, stranger, again], **lru)
 lost = sum(len(event.evicted) for event in evicting if event.type == "pages" and event.step < 8)
 found_again = [event.num_cached_tokens for event in evicting if event.type == "admitted"][-1]
 page_map(
-    evicting, step=5, title=f"B evicts {lost} of A's 4 pages, and its prompt is still found for {found_again} tokens"
+    evicting, step=5, title=f"B evicts {lost} of A's 4 pages, and A's prompt is still found for {found_again} tokens"
 )
 
 # %% [markdown]
@@ -605,15 +635,15 @@ page_map(
 # 64 pages each, come in random order: 512 pages worth keeping, the *working set*. A step takes as long as it was
 # measured to take for Llama-3.1-8B on an A100.
 #
-# **Predict the shape.** You give the pool a third, two thirds, and all of those pages and more. Does the hit rate rise
-# in proportion?
+# **Predict the shape.** You give the pool a third of those pages, two thirds, all of them, and more. Does the hit rate
+# rise in proportion? Where does it stop?
 
 # %%
 from cbserve import StepTimes
 
 # (tokens in a step, seconds), and seconds for each token of context: NVIDIA aiconfigurator tables for vLLM
 a100 = StepTimes(((1, 0.0118), (32, 0.0130), (128, 0.0143), (512, 0.036), (1024, 0.0647), (2048, 0.125)), 0.08e-6)
-per_prompt = 12 if size == "small" else 40
+per_prompt = 40 if size == "small" else 120
 order = [k for k in range(8) for _ in range(per_prompt)]
 rng.shuffle(order)
 systems = [tokens(1024) for _ in range(8)]
@@ -632,21 +662,28 @@ def replica(requests, num_blocks):
     )
 
 
-pools = [160, 240, 320, 480, 640, 800]
+pools = [160, 240, 320, 400, 480, 560, 640, 720, 800]
 alone = {blocks: replica(asked, blocks) for blocks in pools}
 rates = [100 * prefix_hit_rate(trace) for trace in alone.values()]
+first_time, own = 8 / len(asked), 64 / 1088
+print(f"can never be found: a system prompt's first call, {first_time:.1%}, and the questions, {own:.1%} of all tokens")
+print(f"at most {100 * (1 - first_time) * (1 - own):.1f} % can; the largest pool finds {rates[-1]:.1f} %")
 lines(
     {"8 system prompts": (pools, rates)},
     title=f"A hit rate of {rates[0]:.0f} % with {pools[0]} pages, {rates[2]:.0f} % with {pools[2]}, "
-    f"{rates[-1]:.0f} % with {pools[-1]}",
+    f"{rates[4]:.0f} % with {pools[4]}, {rates[-1]:.0f} % with {pools[-1]}",
     x_name="pages in the pool",
     y_name="prompt tokens found, %",
-    caption="Simulated: the real cache with LRU eviction, Llama-3.1-8B step times on an A100.",
+    caption=f"Simulated: the real cache with LRU eviction, {len(asked)} requests, Llama-3.1-8B step times on an A100.",
 )
 
 # %% [markdown]
-# Nearly in proportion, until the working set and the running requests fit. Then not at all: each user's own question,
-# and a system prompt that comes for the first time, cannot be found.
+# Nearly in proportion: in random order each of the eight is equally likely to come next, so a pool with room for half
+# of them finds half. But the rate goes on rising beyond the 512 pages of the working set. A running request holds six
+# pages of its own, and one that has left leaves five full ones behind. Nobody will ask for them again, and LRU does not
+# know that: between two uses of a system prompt they take its place.
+#
+# From about 700 pages on everything fits, and the rate ends near the most that can be found at all.
 #
 # ## Give back or put aside
 #
@@ -693,35 +730,51 @@ table(
 # small pieces, and copying those ran far below the peak. Recomputing is one prefill that shares its step with others,
 # and the prefix cache often has part of it.
 #
-# This engine can do both. The same requests, the same pool, first one way and then the other, on the real model.
+# This engine can do both. The same requests, the same pool, in turns one way and the other, on the real model. One of
+# four requests has to yield in each run, and returns when the others are done.
 
 # %%
 roomy = {"device": device, "seed": seed, "verbose": False}
-llm = LLM(model, num_blocks=30, max_num_seqs=4, preemption="swap", **roomy)
+llm = LLM(model, num_blocks=27, max_num_seqs=4, preemption="swap", **roomy)
 serve([2], llm=llm)  # the first pass of a model is slower than all others
-ordinary, returns = [], {}
-for how in ("swap", "recompute"):
+turns = 5 if size == "small" else 15
+step_ms = {
+    "an ordinary step": [],
+    "a victim goes, swapped out": [],
+    "a victim returns, swapped in": [],
+    "a victim returns, computed again": [],
+}
+ordinary, goes, returns, again = step_ms.values()
+for how in ["swap", "recompute"] * turns:
     llm.scheduler.preemption = how  # the same engine, told otherwise
-    trace = serve([36] * 4, llm=llm, prompt_tokens=92)
-    took = {step.step: 1e3 * (step.end_s - step.start_s) for step in trace.steps}
+    trace = serve([8] * 4, llm=llm, prompt_tokens=94)
+    out = {event.step: event.num_computed_tokens for event in trace if event.type == "preempted"}
     back = {event.step for event in trace if event.type == "admitted" and event.resumed}
-    victims = [event.num_computed_tokens for event in trace if event.type == "preempted"]
-    ordinary += [ms for step, ms in took.items() if step and step not in back]
-    returns[f"a victim returns, {how}"] = median(took[step] for step in back)
+    for step in trace.steps[1:]:  # the first computes the prompts
+        ms = 1e3 * (step.end_s - step.start_s)
+        if step.step in back:
+            (returns if how == "swap" else again).append(ms)
+        elif step.step in out:
+            (goes if how == "swap" else ordinary).append(ms)  # to throw pages away moves nothing
+        else:
+            ordinary.append(ms)
+threads = f", threads: {torch.get_num_threads()}" if llm.device.type == "cpu" else ""
 del llm
-usual, (swapped_in, computed_again) = median(ordinary), returns.values()
+medians = {name: median(found) for name, found in step_ms.items()}
 bars(
-    ["an ordinary step", *returns],
-    [usual, *returns.values()],
-    title=f"The step in which a victim returns: {swapped_in:,.0f} ms with swapping, {computed_again:,.0f} ms "
-    f"with recomputing, {usual:,.0f} ms without a victim",
+    list(medians),
+    list(medians.values()),
+    title=f"The step in which a victim returns: {medians['a victim returns, swapped in']:,.0f} ms with swapping, "
+    f"{medians['a victim returns, computed again']:,.0f} ms with recomputing, {medians['an ordinary step']:,.0f} ms "
+    "without a victim",
     unit="ms",
-    caption=f"Measured here: {model}, victims of {' and '.join(map(str, victims))} tokens. Out costs what in costs.",
+    caption=f"Measured here: {model}{threads}, victims of {' and '.join(map(str, sorted(set(out.values()))))} tokens. "
+    f"Medians of {turns} steps each, of {len(ordinary)} ordinary ones.",
 )
 
 # %% [markdown]
-# On a CPU "swapping" is a copy from memory to memory, and computing is slow: a one-sided contest. Should the copy look
-# faster than an ordinary step, it is smaller than the noise of your machine.
+# On a CPU "swapping" is a copy from memory to memory, and computing is slow: a one-sided contest. Should a step with a
+# copy look faster than an ordinary one, the copy is smaller than the noise of your machine.
 #
 # `preemption="auto"` measures both once, where it runs, and takes the faster.
 #
@@ -830,7 +883,7 @@ scaled = {
 claim("super-linear", scaling=scaled, label="simulated for Llama-3.1-8B on A100s")
 
 # %% [markdown]
-# Read 1x as linear: 2.27x from four replicas is nine times the work of one. It holds on three conditions: more replicas
+# Read 1x as linear: 2x from four replicas is eight times the work of one. It holds on three conditions: more replicas
 # mean more cache, *and* the router keeps equal prefixes together, *and* the working set did not fit before. Once
 # everything fits, scaling is linear at best. Against the batch size it never was super-linear.
 #
@@ -911,6 +964,10 @@ page_map(mine)
 # rises for nothing. Watch the load: the largest customer may fill a replica alone, so let it spill over to a second
 # one.
 # </details>
+#
+# ## Your ledger
+#
+# A claim that says *not measured here* waits for its turn: `max-concurrency` is tested in lab 2.
 
 # %%
 from cbserve import ledger
@@ -929,4 +986,6 @@ ledger()
 # - vLLM, [Automatic prefix caching](https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html).
 # - Qin et al., [Mooncake](https://arxiv.org/abs/2407.00079), FAST 2025: when the cache outgrows the GPU.
 #
-# Next: [lab 3](../labs/lab3_paged_attention.ipynb). You write the pool and the attention, and the engine runs on yours.
+# Next: [lab 3](../work/lab3_paged_attention.ipynb), your copy in `work/` (on GitHub, Colab and Binder:
+# [the original](../labs/lab3_paged_attention.ipynb)). You write the pool and the attention, and the engine runs on
+# yours.
