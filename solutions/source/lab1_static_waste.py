@@ -15,6 +15,10 @@
 # **Checks and hints.** Replace each `...`, run the cell, then the check below it. A check names the rule that is
 # broken. `hint("lab1.ex1")` gives the first of three hints, the next call the next one. Everything here runs on a CPU.
 #
+# **Where to work.** In your own copy, which `make lab` has put into the folder `work/`:
+# [open it](../work/lab1_static_waste.ipynb). If the path of this notebook begins with `labs/`, you are in the
+# original, and what you write changes the course. (Colab and Binder have no such folder; there you use the original.)
+#
 # You need chapter 1, and about 50 minutes.
 
 # %%
@@ -75,8 +79,8 @@ timeline(serve([10, 100, 500], StaticBatching(batch_size=3)))
 # `utilisation(lengths)` gets the lengths of the answers in one batch, in tokens, and returns its slot utilisation as a
 # share between 0 and 1. There are as many slots as answers.
 #
-# **Worked example.** `[10, 100, 500]`: 610 useful slot-steps, and 3 slots for 500 steps are 1,500. The share is
-# 0.4067.
+# **Worked example.** `[10, 100, 500]`: 610 useful slot-steps, and 3 slots for 500 steps are 1,500. The share is 610 /
+# 1,500 ≈ 0.4067. Return the full number; the text rounds, the check does not.
 
 
 # %% tags=["exercise"]
@@ -178,7 +182,7 @@ else:
 # `expected_utilisation(batch_size)` returns the mean length over the expected longest of `batch_size` exponential
 # lengths. That is what pooled utilisation tends to over many full batches.
 #
-# **Worked example.** B = 2: the longest of two is 1 + 1/2 means long. The utilisation is 1 / 1.5 = 0.6667.
+# **Worked example.** B = 2: the longest of two is 1 + 1/2 means long. The utilisation is 1 / 1.5 ≈ 0.6667, not rounded.
 
 
 # %% tags=["exercise"]
@@ -321,8 +325,8 @@ timeline(
 # `lengths * copies`; each static batch is one copy. For `continuous`, take the best that any scheduler could reach:
 # all tokens, over slots times the fewest steps. `math.inf` copies: no slot is ever without a request.
 #
-# **Worked example.** `handout_1([10, 100, 500], 10)` is `[0.4067, 0.9997]`: 6,100 tokens on 3 slots are at least 2,034
-# steps, and 6,100 / 6,102 = 0.9997.
+# **Worked example.** `handout_1([10, 100, 500], 10)` is about `[0.4067, 0.9997]`, not rounded: 6,100 tokens on 3 slots
+# are at least 2,034 steps, and 6,100 / 6,102 ≈ 0.9997.
 
 
 # %% tags=["exercise"]
@@ -423,6 +427,24 @@ ledger()
 # 3. A user may set `max_tokens` to 8,000; almost nobody's answer is longer than 400. Static batching serves 32 at a
 #    time. What do you change first: the cap, the batch size, or who shares a batch with whom?
 #
+# The solved lab, `solutions/lab1_static_waste.ipynb`, has an answer to each.
+
+# %% [markdown] tags=["solution"]
+# ## Decide: one answer to each
+#
+# 1. Mean over maximum first: about 5 / 6 = 83 %, whatever the batch size. Refilling can make at most 1.2 times fewer
+#    steps, and with 5 tokens a request most of the time is prompts, which both ways compute. Say no, unless requests
+#    wait long for a batch to *begin*: measure the queue time.
+# 2. From the figure some 41 % at 16 slots and 33 % at 64: 0.41 x 16 = 6.6 and 0.33 x 64 = 21 tokens a step, three times
+#    as many. But a batch now lasts as long as the longest of 64: with a mean of 211 tokens 211 / 0.33 = 640 steps, not
+#    211 / 0.41 = 515, and each step takes longer. A short answer inside the batch is given out at its own end. One that
+#    comes just after the start waits a quarter longer. With a queue in front 64 slots shorten the wait all the same;
+#    without one they lengthen it. "Must not get worse" decides: 64 only if requests queue today.
+# 3. One answer of 8,000 keeps 31 slots for 7,600 steps. Who shares a batch with whom comes first: `max_tokens` is known
+#    before anything runs, so put those who ask for 8,000 together. If most leave it at its default it says nothing;
+#    then lower the cap. A smaller batch makes fewer wait for the long one, and everybody pays for it.
+
+# %% [markdown]
 # ## Links
 #
 # - Yu et al. 2022, *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI, section 3.1:

@@ -17,6 +17,10 @@
 # broken and draws the first wrong step. `hint("lab2.ex1")` gives three hints, one a call. Everything here runs on a
 # CPU.
 #
+# **Where to work.** In your own copy, which `make lab` has put into the folder `work/`:
+# [open it](../work/lab2_continuous_batching.ipynb). If the path of this notebook begins with `labs/`, you are in the
+# original, and what you write changes the course. (Colab and Binder have no such folder; there you use the original.)
+#
 # You need chapter 2 and lab 1, and about 80 minutes.
 
 # %%
@@ -276,8 +280,8 @@ check("lab2.ex3", continuous_bound, seed=seed)
 # `speedup_bound(lengths, slots)` returns how many times fewer steps the bound has than static batches of `slots`
 # requests, in order of arrival.
 #
-# **Worked example.** `speedup_bound([4, 4, 4, 4, 5], 3)`: static batches take 4 + 5 = 9 steps, the bound is 7. So
-# 1.286.
+# **Worked example.** `speedup_bound([4, 4, 4, 4, 5], 3)`: static batches take 4 + 5 = 9 steps, the bound is 7. So 9 / 7
+# ≈ 1.286, not rounded.
 
 
 # %% tags=["exercise"]
@@ -520,6 +524,25 @@ ledger()
 # 3. A request of 30,000 prompt tokens stands at the head of the queue and does not fit for minutes. Forty short ones
 #    wait behind it. Do you let them pass? Say what you promise to whom, and how the long one still gets in.
 #
+# The solved lab, `solutions/lab2_continuous_batching.ipynb`, has an answer to each.
+
+# %% [markdown] tags=["solution"]
+# ## Decide: one answer to each
+#
+# 1. A request needs 63 blocks for its prompt and 125 at most, so 31 get in and 16 fit at their full length. With 24
+#    slots all get in, and when all answers turn out long the pool is full after about 330 tokens (2,000 / 24 = 83
+#    blocks each); from there on preemptions push out eight of them, one by one, 1,300 tokens to compute again each
+#    time. With 64 slots the slots decide nothing: 31 run, and the pool is full after two dozen tokens. Take 16 to 24,
+#    and watch preemptions, tokens computed again, and the p99 gap between two tokens.
+# 2. Answers of nearly equal length: static batches waste little, so there is little to win. (A single answer that is
+#    as long as all the others over the slots does it too: it is the second wall.) What else may help is no scheduling:
+#    more slots, because paged memory reserves nothing; a prefix cache; better kernels; smaller weights.
+# 3. Let them pass, with a limit. To the short ones: you do not wait for a request that cannot start anyway. To the long
+#    one: after so many seconds nobody passes you any more; blocks that fall free are kept for you, so you start at the
+#    latest when the longest running answer is complete. Without the limit it may starve. If such requests are common,
+#    give them a pool of their own.
+
+# %% [markdown]
 # ## Links
 #
 # - Yu et al. 2022, *Orca*, OSDI, section 3.1:

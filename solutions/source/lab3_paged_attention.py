@@ -14,6 +14,10 @@
 #
 # Replace each `...`, run the cell, then the check below it. `hint("lab3.ex1")` gives three hints, one a call.
 # Everything runs on a CPU. You need chapter 3, lab 2, and about 105 minutes.
+#
+# **Where to work.** In your own copy, which `make lab` has put into the folder `work/`:
+# [open it](../work/lab3_paged_attention.ipynb). If the path of this notebook begins with `labs/`, you are in the
+# original, and what you write changes the course. (Colab and Binder have no such folder; there you use the original.)
 
 # %%
 # {{colab}}
@@ -604,6 +608,26 @@ ledger()
 # 3. Somebody offers to swap preempted requests to the host for a model with 56 KiB a token on PCIe Gen3. Say which two
 #    numbers you measure first, and at which values you say no.
 #
+# The solved lab, `solutions/lab3_paged_attention.ipynb`, has an answer to each.
+
+# %% [markdown] tags=["solution"]
+# ## Decide: one answer to each
+#
+# 1. Log each call that changes a count: who (request id), what (allocate, share, free), which blocks, the counts after.
+#    On one replica check conservation after every step (`debug=True`): the first step in which the counts are not the
+#    tables names the call. Look first at ends that are not the ordinary one: an abort, a preemption, a fork, an error
+#    between `share` and the table's entry. Tonight nothing burns, 3 % are lost: restart when nobody runs, and set an
+#    alarm for "idle, and not all free".
+# 2. A step ends with its longest program. Split what is much longer than the rest into parts of about equal length, a
+#    thousand tokens or so: 30 parts for 30,000, one for 200. Stop when there are a few programs for each processor of
+#    the GPU; beyond that a split only adds work. For a short one it costs a second pass that reads and merges (best,
+#    total, values) of parts that were hardly any work.
+# 3. The rate of a real copy both ways, in the many small pieces in which the pages lie, and the tokens a second of a
+#    prefill beside your usual load. Both ways a token is 2 x 57,344 bytes. At 14,000 tokens/s (the A100 of the figure)
+#    recomputing is faster below 14,000 x 114,688 = 1.6 GB/s. Gen3 has 16 on paper: say no if a real copy stays below a
+#    tenth of that, or if the prefix cache has most of the blocks anyway.
+
+# %% [markdown]
 # ## Links
 #
 # - Kwon et al. 2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP, section
