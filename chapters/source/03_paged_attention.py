@@ -403,8 +403,8 @@ claim("no-fragmentation", waste=in_16, label="simulated from trace lengths")
 #
 # The other side is the table: with pages of 16 a chat request of 1,260 tokens has 79 entries, with single tokens it has
 # one for each. And the kernel has to find them. Measure attention itself, on your machine: eight requests of 512
-# tokens, in pages of 1 to 256 that lie in random order. Plain torch first gathers K and V into one piece. The engine's
-# own C code, if your machine has a compiler, reads each page where it lies.
+# tokens, in pages of 1 to 256 that lie in random order. In torch the engine gathers K and V into one piece first. In C,
+# which it takes where your machine has a compiler, it reads each page where it lies.
 #
 # **Predict.** Which of the two cares more for the size of a page?
 
@@ -414,33 +414,31 @@ from time import perf_counter
 
 import torch
 
-from cbserve import paged_attention, tail_waste
+from cbserve import tail_waste
 
 run = serve([58] * 8, llm=whole, prompt_tokens=19)
 print(f"tail waste of one-liners on the engine: {tail_waste(run):.1%}, computed above: {at_16['one-liners']:.1%}")
-in_c = whole.executor.backend if whole.executor.backend.name == "c" else None
+in_torch = LLM("tiny", device=device, num_blocks=64, backend="torch", verbose=False)
+ways = {"gathers (torch)": in_torch.executor.backend}
+if whole.executor.backend.name == "c":
+    ways["reads in place (C)"] = whole.executor.backend
 
 
-def attention(block_size, backend=None, batch=8, context=512, heads=9, kv_heads=3, head_dim=64):
-    """A function that computes one decode step of SmolLM2's attention over pages of this size."""
+def attention(backend, block_size, batch=8, context=512, heads=9, kv_heads=3, head_dim=64):
+    """A function that computes decode attention of one of SmolLM2's layers over pages of this size."""
     blocks = batch * context // block_size
     k, v = torch.randn(2, blocks, block_size, kv_heads, head_dim)
-    block_tables = torch.randperm(blocks).view(batch, -1)
+    tables = torch.randperm(blocks).view(batch, -1).tolist()
     q = torch.randn(batch, heads, head_dim)
-    if backend is not None:
-        step = backend.paged_attention(
-            block_tables.tolist(), [1] * batch, [context] * batch, block_size, q.dtype, q.device
-        )
-        return lambda: step.run(q, k, v, head_dim**-0.5)
-    starts, lengths = torch.arange(batch + 1), torch.full((batch,), context)
-    return lambda: paged_attention(q, k, v, block_tables, starts, lengths, head_dim**-0.5)
+    step = backend.paged_attention(tables, [1] * batch, [context] * batch, block_size, q.dtype, q.device)
+    return lambda: step.run(q, k, v, head_dim**-0.5)
 
 
-swept = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-ways = {"gathers (plain torch)": None} | ({"reads in place (C)": in_c} if in_c else {})
-kernels = {(way, p): attention(p, backend) for way, backend in ways.items() for p in swept}
-times, threads = {at: [] for at in kernels}, torch.get_num_threads()
+threads = torch.get_num_threads()
 torch.set_num_threads(1)  # with more, a thread that is held up elsewhere makes the others wait
+swept = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+kernels = {(way, p): attention(backend, p) for way, backend in ways.items() for p in swept}
+times = {at: [] for at in kernels}
 for _ in range(60):  # in turn, so that a busy moment of the machine hits all alike
     for at, kernel in kernels.items():
         start = perf_counter()
@@ -589,6 +587,7 @@ for name, salts in {"every prompt computed": list("abcd"), "prefix found": [""] 
     trace = serve([1] * 4, llm=llm, prompts=[instructions + tokens(16) for _ in range(4)], cache_salts=salts)
     ttft[name] = 1e3 * median(m.ttft_s for m in sequence_metrics(trace))
     hit[name] = prefix_hit_rate(trace)
+threads = f"; threads: {torch.get_num_threads()}" if llm.device.type == "cpu" else ""
 del llm
 before, after = ttft.values()
 fall, promised = 1 - after / before, hit["prefix found"]
@@ -597,7 +596,7 @@ bars(
     list(ttft.values()),
     title=f"First token after {after:,.0f} ms, not {before:,.0f}: {fall:.0%} less; tokens promised {promised:.0%}",
     unit="ms",
-    caption=f"Measured here: {model}, four requests at once, a shared prefix of 256 of 272 tokens.",
+    caption=f"Measured here: {model}, four requests at once, a shared prefix of 256 of 272 tokens{threads}.",
 )
 
 # %%
@@ -758,7 +757,6 @@ for how in ["swap", "recompute"] * turns:
             (goes if how == "swap" else ordinary).append(ms)  # to throw pages away moves nothing
         else:
             ordinary.append(ms)
-threads = f", threads: {torch.get_num_threads()}" if llm.device.type == "cpu" else ""
 del llm
 medians = {name: median(found) for name, found in step_ms.items()}
 bars(
@@ -768,8 +766,8 @@ bars(
     f"{medians['a victim returns, computed again']:,.0f} ms with recomputing, {medians['an ordinary step']:,.0f} ms "
     "without a victim",
     unit="ms",
-    caption=f"Measured here: {model}{threads}, victims of {' and '.join(map(str, sorted(set(out.values()))))} tokens. "
-    f"Medians of {turns} steps each, of {len(ordinary)} ordinary ones.",
+    caption=f"Measured here: {model}, victims of {' and '.join(map(str, sorted(set(out.values()))))} tokens. "
+    f"Medians of {turns} steps each, of {len(ordinary)} ordinary ones{threads}.",
 )
 
 # %% [markdown]
@@ -927,8 +925,8 @@ page_map(mine)
 # - **Prefix caching is not free.** Hashing costs a little on every prompt; vLLM's first benchmark lost 2 to 8 % where
 #   nothing was shared.
 #
-# **Of this chapter:** attention was timed in plain torch on a CPU, not in a GPU kernel. Recomputing was priced without
-# the attention of its prefill. All requests of a simulation wait from the start.
+# **Of this chapter:** attention was timed on a CPU, in torch and in C, not in a GPU kernel. Recomputing was priced
+# without the attention of its prefill. All requests of a simulation wait from the start.
 #
 # ## Take-aways
 #
