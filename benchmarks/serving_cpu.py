@@ -67,7 +67,7 @@ def main() -> None:
     before = resident_mb()
     llm = LLM(args.model, max_num_seqs=MAX_NUM_SEQS, num_blocks=1024, verbose=False)
     if args.threads:
-        torch.set_num_threads(args.threads)
+        llm.executor.num_threads = args.threads
     loaded = resident_mb()
     times = measure_step_times(llm, repeats=3)
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]

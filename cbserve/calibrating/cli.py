@@ -115,7 +115,8 @@ def _one_thread(llm: LLM) -> None:
 
     if llm.device.type != "cpu":
         raise CBServeError(f"--cpu-time on {llm.device}: CPU time says nothing of a GPU; leave it away")
-    torch.set_num_threads(1)
+    llm.executor.num_threads = 1
+    torch.set_num_threads(1)  # what is measured beside the steps
 
 
 def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 _BUDGET_S = 0.12
+_MOST = torch.get_num_threads()  # before an engine sets it for the whole process
 
 
 @functools.cache
@@ -19,7 +20,7 @@ def choose_num_threads() -> int:
     Measured once in a process, in under 0.3 s, on a chain of small matrix products such as one decode step has. More
     threads are not always faster: where another process uses a core, each product waits for the thread that shares it.
     """
-    most = torch.get_num_threads()
+    before, most = torch.get_num_threads(), _MOST
     candidates = sorted({1, most, *(2**i for i in range(1, most.bit_length()))})
     if most == 1:
         return 1
@@ -37,7 +38,7 @@ def choose_num_threads() -> int:
                     F.linear(x, weight)
                 times[count].append(time.perf_counter() - began)
     finally:
-        torch.set_num_threads(most)
+        torch.set_num_threads(before)
     # The median, not the best: being held up is what we want to know. A thread must pay for itself.
     best = 1
     for count in candidates:

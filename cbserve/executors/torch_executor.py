@@ -34,9 +34,10 @@ class TorchExecutor:
         attention: takes the place of `kernels.paged_attention.paged_attention`; called once a layer with all rows.
         default_seed: requests without a seed get one that is derived from this number and their id.
         num_host_blocks: size of the host pool that sequences are swapped out to; 0: no swapping.
-        num_threads: on a CPU, torch's threads (for the whole process); None measures how many are fastest.
+        num_threads: on a CPU, torch's threads in this executor's steps; None measures how many are fastest.
 
     Attributes:
+        num_threads: of its steps; None on a GPU. It may be set.
         kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], K before V. Memory that no token was
             ever written to is not yet taken from the operating system (on a CPU).
 
@@ -70,9 +71,11 @@ class TorchExecutor:
         self.host_cache = self.new_host_cache(num_host_blocks)
         self._layers = [(k_cache, v_cache) for k_cache, v_cache in self.kv_cache]
         self._scale = config.head_dim**-0.5
+        self.num_threads: int | None = None
         if model.device.type == "cpu":
             few = sum(map(_num_elements, config.tensor_shapes().values())) < _FEW_WEIGHTS
-            torch.set_num_threads(num_threads or (1 if few else choose_num_threads()))
+            self.num_threads = num_threads or (1 if few else choose_num_threads())
+            torch.set_num_threads(self.num_threads)
 
     def new_host_cache(self, num_blocks: int) -> Tensor:
         """What `num_blocks` are swapped out to: shaped as `kv_cache`, in the host's memory, pinned for a GPU."""
@@ -85,6 +88,8 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the rows, sample. Raises PlanError for an impossible row; then nothing was written."""
         began = time.perf_counter()
+        if self.num_threads not in (None, torch.get_num_threads()):  # torch has one number, and engines may be several
+            torch.set_num_threads(self.num_threads)
         # Decodes of equal length side by side: attention takes them as a slice.
         order = sorted(range(len(plan.rows)), key=lambda i: (len(plan.rows[i].token_ids), -plan.rows[i].end))
         rows = [plan.rows[i] for i in order]

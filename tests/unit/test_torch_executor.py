@@ -11,6 +11,7 @@ import torch
 
 from cbserve.core.plan import Row, StepPlan
 from cbserve.core.request import SamplingParams
+from cbserve.executors import threads
 from cbserve.executors.packing import PlanError
 from cbserve.executors.threads import choose_num_threads
 from cbserve.executors.torch_executor import TorchExecutor
@@ -294,5 +295,24 @@ def test_an_interrupted_step_can_be_repeated(model, expected):
 
 def test_threads_are_chosen_among_those_that_there_are():
     before = torch.get_num_threads()
-    assert 1 <= choose_num_threads() <= before
+    assert 1 <= choose_num_threads() <= max(before, threads._MOST)
     assert torch.get_num_threads() == before
+
+
+def test_an_engine_keeps_its_threads_when_another_is_made(model, monkeypatch):
+    """torch has one number for the process. A tiny model takes one thread, and a larger one beside it must not."""
+    before = torch.get_num_threads()
+    try:
+        two = TorchExecutor(model, NUM_BLOCKS, BLOCK, num_threads=2)
+        TorchExecutor(model, NUM_BLOCKS, BLOCK, num_threads=1)
+        step(two, [Driver(PROMPTS[0], [0, 1, 2, 3])])
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        monkeypatch.setattr(threads, "_MOST", 4)
+        tried = []
+        monkeypatch.setattr(torch, "set_num_threads", tried.append)
+        choose_num_threads.__wrapped__()
+        assert {1, 2, 4} <= set(tried) and tried[-1] == 1
+    finally:
+        monkeypatch.undo()
+        torch.set_num_threads(before)
