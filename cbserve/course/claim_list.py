@@ -156,13 +156,13 @@ CLAIMS = {
         Claim(
             id="demand-paging",
             chapter=3,
-            text="Demand paging: a page is allocated only when tokens need it.",
+            text="Demand paging: pages are allocated only when tokens are generated.",
             measure="early",
             unit="pages",
             low=0,
             high=0,
-            test="pages held minus pages that the cached tokens fill, the most in any step of a run on the engine",
-            condition="prompt tokens count like generated ones; a chunk of a prompt brings all of its pages at once",
+            test="pages held minus pages that the counted tokens fill, the most in any step of a run on the engine",
+            condition="which tokens count: a prompt takes its pages before anything is generated, a chunk all its own",
             source="lecture, PagedAttention; Kwon et al. 2023, section 4.3",
         ),
         Claim(
