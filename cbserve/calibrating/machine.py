@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from cbserve.calibrating.ceilings import Ceilings
 from cbserve.calibrating.fit import Constant, least_squares
 from cbserve.calibration import Calibration, Point
 from cbserve.core.errors import InvalidRequestError
@@ -38,8 +39,6 @@ BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (64, 512)
 SWAPS = (128, 512)  # tokens that go out, and come in
 _PROBES = (("prefill", 1, 64, 0), ("decode", 2, 1, 64), ("decode", 8, 1, 64))
 _LEAST_ROUNDS = 3
-_COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}  # far beyond any cache
-_MATRIX = {"cpu": 1024, "cuda": 8192}
 _GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
@@ -72,7 +71,7 @@ def calibrate(
         raise InvalidRequestError(
             f"only {len(steps)} kinds of step fit the pool and max_model_len={llm.max_model_len}; enlarge num_blocks"
         )
-    ceilings = _Ceilings(llm, timer)
+    ceilings = Ceilings(llm.model.dtype, llm.device, timer)
     plans = steps + swaps
     # A swap before each step: so it finds the caches as steps leave them, as in a run.
     order = [index for i in range(len(steps)) for index in (len(steps) + i % len(swaps), i)]
@@ -279,37 +278,6 @@ def _point(point: Point, seconds: Iterable[float]) -> Point:
     values = sorted(seconds)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return replace(point, seconds=middle, low_s=low, high_s=high, repeats=len(values))
-
-
-class _Ceilings:
-    """The best matrix product and the best copy so far, in the model's dtype on its device."""
-
-    def __init__(self, llm: LLM, timer: Callable[[], float]) -> None:
-        kind, self._timer = llm.device.type, timer
-        self._is_cuda, self.flops, self.bytes_s = kind == "cuda", 0.0, 0.0
-        self._size, self._copied = _MATRIX[kind], 2 * _COPY_BYTES[kind]
-        like = {"dtype": llm.model.dtype, "device": llm.device}
-        self._a, self._b = (torch.randn(self._size, self._size, **like) for _ in range(2))
-        self._source = torch.ones(_COPY_BYTES[kind] // llm.model.dtype.itemsize, **like)
-        self._target = torch.empty_like(self._source)
-
-    def measure(self) -> None:
-        self.flops = max(self.flops, 2 * self._size**3 / self._seconds(lambda: self._a @ self._b))
-        self.bytes_s = max(self.bytes_s, self._copied / self._seconds(lambda: self._target.copy_(self._source)))
-
-    def _seconds(self, run: Callable[[], object]) -> float:
-        best = float("inf")
-        for _ in range(3):
-            self._wait()
-            began = self._timer()
-            run()
-            self._wait()
-            best = min(best, self._timer() - began)
-        return best
-
-    def _wait(self) -> None:
-        if self._is_cuda:
-            torch.cuda.synchronize()
 
 
 def _loop_s(llm: LLM) -> float:

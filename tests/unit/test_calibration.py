@@ -203,7 +203,7 @@ def test_a_host_link_that_is_known_is_found(tiny, monkeypatch, link):
     def timer():
         return now_s[0]
 
-    monkeypatch.setattr(machine, "_Ceilings", lambda llm, timer: Known)
+    monkeypatch.setattr(machine, "Ceilings", lambda dtype, device, timer: Known)
     monkeypatch.setattr(machine, "_loop_s", lambda llm: 0.0)
     monkeypatch.setattr(tiny.executor, "execute", execute)
     found = machine.calibrate(tiny, budget_s=0.01, timer=timer)
@@ -246,10 +246,10 @@ def test_a_model_that_is_too_short_for_the_sweep():
 
 @pytest.fixture
 def small_ceilings(monkeypatch):
-    from cbserve.calibrating import machine
+    from cbserve.calibrating import ceilings
 
-    monkeypatch.setattr(machine, "_COPY_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr(machine, "_MATRIX", {"cpu": 128})
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 128})
 
 
 def test_the_command_saves_and_prints(home, capsys, small_ceilings):

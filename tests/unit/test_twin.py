@@ -11,7 +11,7 @@ import pytest
 from engine_harness import make_scheduler
 
 from cbserve import LLM, CBServeError, Request, SamplingParams, StaticBatching
-from cbserve.calibrating import machine
+from cbserve.calibrating import ceilings, machine
 from cbserve.calibrating.machine import calibrate, drift
 from cbserve.calibration import CalibrationError, load_calibration
 from cbserve.cli import main
@@ -38,8 +38,8 @@ def home(tmp_path, monkeypatch):
     """A cache folder of its own, and sweeps of a few kinds of step: here nobody looks at how well they fit."""
     monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "BATCHES", (2, 8))
-    monkeypatch.setattr(machine, "_COPY_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr(machine, "_MATRIX", {"cpu": 128})
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 128})
     return tmp_path
 
 
