@@ -1,6 +1,8 @@
 """A calibration: the constants of `hardware.Roofline` as measured, with error bars, kept in the cache folder.
 
 `cbserve calibrate` measures this machine with the real engine; `cbserve calibrate --from` fits a run of another one.
+This machine has two, in files of their own: one by the clock on the wall, one by the CPU time of one thread. A step
+takes less of the second wherever others use the machine, so neither stands for the other.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from cbserve.hardware.models import ModelShape
 from cbserve.hardware.roofline import Roofline
 
 FORMAT = 1
-CURE = "measure this machine with: cbserve calibrate"
+COMMAND = "cbserve calibrate"
+CPU_TIME_COMMAND = "cbserve calibrate --cpu-time"
 _FITTED = ("eff_compute", "eff_memory", "overhead_s", "overlap")
 _LINK = "host_link_bytes_s"
 _UNITS = {"overhead_s": (1e3, " ms"), _LINK: (1e-9, " GB/s")}
@@ -59,7 +62,7 @@ class Calibration:
             measured; a constant without an error was not fitted, one with an error of 0 stands at a bound.
         loop_s: seconds between two steps that the engine spends outside the executor.
         created: ISO 8601, UTC.
-        environment: what else may matter: torch, threads, dtype, load average, or the run that was fitted.
+        environment: what else may matter: timer, torch, threads, dtype, load average, or the run that was fitted.
     """
 
     model: ModelShape
@@ -91,6 +94,16 @@ class Calibration:
         )
 
     @property
+    def is_cpu_time(self) -> bool:
+        return self.environment.get("timer") == "process_time"
+
+    @property
+    def clock(self) -> str:
+        """What timed the steps, and on how many threads of a CPU: "wall clock, 2 threads"."""
+        clock, threads = "CPU time" if self.is_cpu_time else "wall clock", self.environment.get("threads")
+        return f"{clock}, {threads} thread{'s' * (threads != 1)}" if threads else clock
+
+    @property
     def median_error(self) -> float:
         """Median relative error of the fit over the points; nan without points."""
         errors = sorted(abs(p.fitted_s / p.seconds - 1) for p in self.points)
@@ -114,15 +127,16 @@ class Calibration:
     def __str__(self) -> str:
         constants = ", ".join(f"{name} {text}" for name, text in self.constants())
         error = f"; fit within {self.median_error:.0%} (median)" if self.points else ""
-        return f"{self.model.name} on {self.device}, {self.created[:10]}: {constants}; ceilings {self.ceilings}{error}"
+        where = f"{self.model.name} on {self.device}, {self.created[:10]}, {self.clock}"
+        return f"{where}: {constants}; ceilings {self.ceilings}{error}"
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write it as JSON, whole or not at all. Returns the path: by default the one that `load_calibration` reads.
+        """Write it as JSON, whole or not at all. Returns the path: by default `calibration_path` of its clock.
 
         Raises:
             CalibrationError: it cannot be written.
         """
-        target = Path(path) if path is not None else calibration_path()
+        target = Path(path) if path is not None else calibration_path(self.is_cpu_time)
         if path is None:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,19 +148,21 @@ class Calibration:
         return target
 
 
-def calibration_path() -> Path:
-    """`$CBSERVE_HOME/calibration.json`, by default `~/.cache/cbserve/calibration.json`."""
-    return cache_folder() / "calibration.json"
+def calibration_path(is_cpu_time: bool = False) -> Path:
+    """`calibration.json` in `$CBSERVE_HOME`, by default `~/.cache/cbserve`; of CPU time `calibration-cpu-time.json`."""
+    return cache_folder() / ("calibration-cpu-time.json" if is_cpu_time else "calibration.json")
 
 
-def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
-    """The calibration of this machine, or that of another file.
+def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bool = False) -> Calibration:
+    """The calibration of this machine by the clock on the wall, or by CPU time; or that of another file.
 
     Raises:
         CalibrationError: there is none, or the file is damaged or of another version; names it and the cure.
     """
-    source = Path(path) if path is not None else calibration_path()
-    cure = CURE if path is None else "write it anew with: cbserve calibrate --out"
+    source = Path(path) if path is not None else calibration_path(is_cpu_time)
+    cure = f"measure this machine with: {CPU_TIME_COMMAND if is_cpu_time else COMMAND}"
+    if path is not None:
+        cure = f"write it anew with: {COMMAND} --out"
     try:
         found = json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -161,7 +177,7 @@ def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
         known["points"] = tuple(Point(**point) for point in known["points"])
         calibration = Calibration(**known)
         calibration.cost()
-        calibration.constants()
-    except (KeyError, TypeError, ValueError, AttributeError, CBServeError) as error:
+        str(calibration)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, CBServeError) as error:
         raise CalibrationError(f"{source} is damaged ({type(error).__name__}: {error}); {cure}") from error
     return calibration

@@ -26,7 +26,7 @@ _HEADER = ("", "measured", "predicted", "error", "target", "kept")
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    _add_measuring(parser)
     parser.add_argument("--from", dest="requests", metavar="REQUESTS.jsonl", help="fit this run of vLLM instead")
     parser.add_argument("--meta", metavar="META.json", help="its settings; default: the file beside it")
     parser.add_argument("--timeseries", metavar="CSV", help="its state over time; default: the file beside it, if any")
@@ -53,11 +53,7 @@ def add_twin_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", type=int, default=256, help="token budget of a step, default 256")
     parser.add_argument("--repeat", type=int, default=1, help="run so often and compare with the median")
     parser.add_argument("--calibrate", action="store_true", help="measure the machine anew, whatever there is")
-    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
-    parser.add_argument(
-        "--cpu-time", action="store_true",
-        help="one thread, and its CPU time in place of the clock on the wall: for a machine that others use",
-    )  # fmt: skip
+    _add_measuring(parser)
     parser.add_argument("--out", metavar="FILE.svg", help="write the picture")
 
 
@@ -66,13 +62,22 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
 
 
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument(
+        "--cpu-time", action="store_true",
+        help="one thread, and its CPU time in place of the clock on the wall: for a machine that others use; a "
+        "calibration by it is kept beside the other one",
+    )  # fmt: skip
+
+
 def run_calibrate(options: argparse.Namespace) -> int:
     if options.requests:
         return _calibrate_from(options)
     for name in ("meta", "timeseries", "gpu", "constants", "charts"):
         if getattr(options, name) is not None:
             raise CBServeError(f"--{name} belongs to --from REQUESTS.jsonl; give that too")
-    calibration = _measure(_llm(options), options.budget)
+    calibration = _measure(_llm(options), options.budget, _timer(options))
     path = calibration.save(options.out)
     _print_calibration(calibration)
     print(f"saved to {path}")
@@ -88,8 +93,6 @@ def run_twin(options: argparse.Namespace) -> int:
 
     workload = chat_workload(options.requests, options.seed)
     llm = _llm(options, max_num_seqs=options.slots, max_num_batched_tokens=options.chunk)
-    if options.cpu_time:
-        _one_thread(llm)
     calibration = _calibration_for(llm, options)
     workload = paced(workload, llm, calibration, options.rate, options.seed)
     print(f"{workload!r}; {workload.note}; {options.slots} slots, {options.chunk} tokens a step")
@@ -101,8 +104,7 @@ def run_twin(options: argparse.Namespace) -> int:
     clock = CpuClock() if options.cpu_time else None
     measured = tuple(run_for_real(workload, llm, clock) for _ in range(options.repeat))
     twin = Twin(workload, predicted, measured)
-    how = ", CPU time" if options.cpu_time else ""
-    print(_table(twin.agreement(), f"{calibration.model.name} on {calibration.device}{how}{_load()}"))
+    print(_table(twin.agreement(), f"{_where(calibration)}{_load()}"))
     print(f"after the run, a step takes {drift(llm, calibration, timer):+.0%} compared with its calibration")
     if options.out:
         twin.chart().save(options.out)
@@ -110,21 +112,12 @@ def run_twin(options: argparse.Namespace) -> int:
     return 0
 
 
-def _one_thread(llm: LLM) -> None:
-    import torch
-
-    if llm.device.type != "cpu":
-        raise CBServeError(f"--cpu-time on {llm.device}: CPU time says nothing of a GPU; leave it away")
-    llm.executor.num_threads = 1
-    torch.set_num_threads(1)  # what is measured beside the steps
-
-
 def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
     from cbserve.calibration import CalibrationError, load_calibration
     from cbserve.twin import why_stale
 
     try:
-        found = load_calibration()
+        found = load_calibration(is_cpu_time=options.cpu_time)
         why = "asked for" if options.calibrate else why_stale(found, llm, _timer(options))
         if not why:
             print(f"calibration: {found}")
@@ -147,19 +140,31 @@ def _llm(
         raise CBServeError(f"the engine needs torch ({error}); python -m cbserve setup installs it") from error
 
     with redirect_stdout(sys.stderr):
-        return LLM(
+        llm = LLM(
             options.model or "smollm2-135m",
             device=options.device,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+    if options.cpu_time:
+        _one_thread(llm)
+    return llm
+
+
+def _one_thread(llm: LLM) -> None:
+    import torch
+
+    if llm.device.type != "cpu":
+        raise CBServeError(f"--cpu-time on {llm.device}: CPU time says nothing of a GPU; leave it away")
+    llm.executor.num_threads = 1
+    torch.set_num_threads(1)  # what is measured beside the steps
 
 
 def _timer(options: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if options.cpu_time else time.perf_counter
 
 
-def _measure(llm: LLM, budget_s: float, timer: Callable[[], float] = time.perf_counter) -> Calibration:
+def _measure(llm: LLM, budget_s: float, timer: Callable[[], float]) -> Calibration:
     from tqdm import tqdm
 
     from cbserve.calibrating.machine import calibrate
@@ -180,8 +185,12 @@ def _print_calibration(calibration: Calibration) -> None:
         for p in calibration.points
     ]  # fmt: skip
     header = ("step", "rows", "tokens", "context", "ms", "quartiles", "fitted ms", "off")
-    print(table(header, rows, f"{calibration.model.name} on {calibration.device}"))
+    print(table(header, rows, _where(calibration)))
     print(_constants(calibration))
+
+
+def _where(calibration: Calibration) -> str:
+    return f"{calibration.model.name} on {calibration.device}; {calibration.clock}"
 
 
 def _constants(calibration: Calibration) -> str:
@@ -205,6 +214,10 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     from cbserve.calibration import load_calibration
     from cbserve.workloads.measured import read_requests
 
+    if options.cpu_time:
+        raise CBServeError(
+            "--cpu-time is of a measurement of this machine, and --from of another engine's run; leave one away"
+        )
     run = read_requests(options.requests, options.clock)
     settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
     csv = options.timeseries or beside(options.requests, "timeseries.csv")

@@ -158,14 +158,14 @@ def device_name(llm: LLM) -> str:
             name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), name)
     except OSError:
         pass
-    return f"{name}, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    return f"{name}, {llm.executor.num_threads} of {os.cpu_count()} cores"
 
 
 def environment(llm: LLM) -> dict[str, str | int | float]:
     """What a calibration holds for: with another torch, dtype or number of threads the steps take another time."""
     return {
         "torch": torch.__version__,
-        "threads": torch.get_num_threads() if llm.device.type == "cpu" else 0,
+        "threads": llm.executor.num_threads or 0,  # 0: a GPU
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "backend": llm.executor.backend.name,
     }

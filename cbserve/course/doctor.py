@@ -107,7 +107,7 @@ def diagnose(seen: Probe) -> list[Finding]:
         *_widgets(seen),
         *_model(seen),
         *_resources(seen),
-        *_calibration(seen),
+        *_calibrations(seen),
     ]
 
 
@@ -260,13 +260,15 @@ def _model(seen: Probe) -> list[Finding]:
     return [Finding("model", "note", f"SmolLM2-135M is not in {seen.home} yet; its first use fetches 93 MB", cure)]
 
 
-def _calibration(seen: Probe) -> list[Finding]:
-    cure = "cbserve calibrate" if seen.host == "terminal" else "run !cbserve calibrate in a cell"
-    if seen.calibration_error:
-        return [Finding("calibration", "note", seen.calibration_error, cure)]
-    if seen.calibration:
-        return [Finding("calibration", "ok", seen.calibration)]
-    return [Finding("calibration", "ok", f"none yet; where the course predicts runs of this machine: {cure}")]
+def _calibrations(seen: Probe) -> list[Finding]:
+    form = "{}" if seen.host == "terminal" else "run !{} in a cell"
+    findings = [Finding("calibration", "ok", text) for text in seen.calibrations]
+    for command, text in seen.calibration_errors.items():
+        findings.append(Finding("calibration", "note", text, form.format(command)))
+    if not findings:
+        text = f"none yet; where the course predicts runs of this machine: {form.format('cbserve calibrate')}"
+        findings.append(Finding("calibration", "ok", text))
+    return findings
 
 
 def _resources(seen: Probe) -> list[Finding]:

@@ -35,8 +35,8 @@ class Probe:
 
     `host` is one of colab, binder, vscode, jupyterlab, notebook, jupyter (cannot tell which), terminal. `versions`
     holds installed packages only. `lab_widgets` is the version of the page's widget extension, "" when it lacks one.
-    `torch_cuda` is the CUDA version torch was built for, "" for a build without. `calibration` is what was measured of
-    this machine, "" when nobody has.
+    `torch_cuda` is the CUDA version torch was built for, "" for a build without. `calibrations` is what was measured
+    of this machine, `calibration_errors` what is wrong with its files, each by the command that writes it anew.
     """
 
     host: str
@@ -56,8 +56,8 @@ class Probe:
     model_cached: bool | None = None
     disk_free_bytes: int = 0
     memory_available_bytes: int | None = None
-    calibration: str = ""
-    calibration_error: str = ""
+    calibrations: tuple[str, ...] = ()
+    calibration_errors: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe() -> Probe:
@@ -79,7 +79,7 @@ def probe() -> Probe:
         model_cached=cached,
         disk_free_bytes=shutil.disk_usage(_existing(home)).free,
         memory_available_bytes=_memory_available(),
-        **_calibration(),
+        **_calibrations(),
     )
 
 
@@ -169,15 +169,20 @@ def _model_cache() -> tuple[Path, bool | None]:
     return models_folder(), model_path("smollm2-135m") is not None
 
 
-def _calibration() -> dict[str, str]:
-    from cbserve.calibration import CalibrationError, calibration_path, load_calibration
+def _calibrations() -> dict[str, Any]:
+    from cbserve.calibration import COMMAND, CPU_TIME_COMMAND, CalibrationError, calibration_path, load_calibration
 
-    try:
-        return {"calibration": str(load_calibration())} if calibration_path().exists() else {}
-    except CalibrationError as error:
-        return {"calibration_error": str(error)}
-    except OSError as error:  # the folder cannot even be looked at: the model's line says so
-        return {"calibration_error": f"cannot be looked for: {error}"}
+    found, errors = [], {}
+    for is_cpu_time, command in ((False, COMMAND), (True, CPU_TIME_COMMAND)):
+        try:
+            if calibration_path(is_cpu_time).exists():
+                found.append(str(load_calibration(is_cpu_time=is_cpu_time)))
+        except CalibrationError as error:
+            errors[command] = str(error)
+        except OSError as error:  # the folder cannot even be looked at: the model's line says so
+            errors[command] = f"cannot be looked for: {error}"
+            break
+    return {"calibrations": tuple(found), "calibration_errors": errors}
 
 
 def _existing(folder: Path) -> Path:

@@ -80,7 +80,7 @@ def _this(model: str | None, given: dict[str, Any]) -> Device:
     """As it was calibrated; without a model, with the one that it was calibrated with."""
     calibration = load_calibration()
     cost = replace(calibration.cost(), **given)
-    source = f"calibrated with {calibration.model.name} on {calibration.created[:10]}"
+    source = f"calibrated with {calibration.model.name} on {calibration.created[:10]} ({calibration.clock})"
     about = calibration.environment
     max_model_len = about.get("max_model_len")
     if model is not None and (shape := model_shape(model)) != calibration.model:

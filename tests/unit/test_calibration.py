@@ -42,6 +42,10 @@ WITH_LINK = replace(
 )
 
 
+# As one that was written before CPU time had a file of its own, but for its name.
+CPU_TIME = replace(ONE, environment={"torch": "2.13.0", "threads": 1, "timer": "process_time"}, loop_s=2e-3)
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
     """A cache folder of its own, in which the models of the real one lie."""
@@ -65,6 +69,60 @@ def test_what_is_saved_is_loaded(home, calibration):
     assert path == calibration_path() == home / "calibration.json"
     assert load_calibration() == calibration == load_calibration(path)
     assert list(home.glob("*.tmp")) == []
+
+
+def test_each_clock_has_a_file_of_its_own(home):
+    ONE.save()
+    CPU_TIME.save()
+    assert load_calibration() == ONE and load_calibration(is_cpu_time=True) == CPU_TIME
+    assert sorted(path.name for path in home.glob("*.json")) == ["calibration-cpu-time.json", "calibration.json"]
+
+
+def test_without_one_of_cpu_time_its_own_cure_is_named(home):
+    ONE.save()
+    with pytest.raises(CalibrationError, match="calibration-cpu-time.json; .*cbserve calibrate --cpu-time"):
+        load_calibration(is_cpu_time=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"timer": "perf_counter", "threads": 2}, "wall clock, 2 threads"),
+        ({"timer": "process_time", "threads": 1}, "CPU time, 1 thread"),
+        ({"timer": "perf_counter", "threads": 0}, "wall clock"),  # of a GPU
+        ({}, "wall clock"),  # of another engine's run
+    ],
+)
+def test_a_calibration_says_by_which_clock_it_was_measured(home, capsys, environment, words):
+    """Wherever it is used, also where an older version wrote CPU time into the only file that there was."""
+    from cbserve.course.doctor import doctor
+
+    calibration = replace(ONE, environment=environment)
+    assert calibration.clock == words
+    calibration.save(calibration_path())
+    assert f", 2026-11-29, {words}: eff_compute" in str(calibration)
+    assert f", 2026-11-29, {words}: eff_compute" in repr(doctor())
+    assert main(["sim", "--gpu", "this", "--requests", "5", "--num-blocks", "2000"]) == 0
+    assert f"calibrated with SmolLM2-135M on 2026-11-29 ({words})" in capsys.readouterr().out
+
+
+def test_the_doctor_names_both(home):
+    from cbserve.course.doctor import doctor
+
+    ONE.save()
+    CPU_TIME.save()
+    texts = [finding.text for finding in doctor().findings if finding.topic == "calibration"]
+    assert texts == [str(ONE), str(CPU_TIME)]
+
+
+def test_a_simulation_of_this_machine_takes_the_wall_clock(home, capsys):
+    arguments = ["sim", "--gpu", "this", "--requests", "5", "--json", "--num-blocks", "2000"]
+    ONE.save()
+    assert main(arguments) == 0
+    before = json.loads(capsys.readouterr().out)
+    CPU_TIME.save()
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["numbers"] == before["numbers"]
 
 
 def test_the_cost_model_has_the_constants_and_the_loop():
@@ -120,6 +178,7 @@ def test_none_yet_names_place_and_cure(home):
         (lambda text: text.replace('"eff_compute": 0.7', '"eff_compute": 7'), "eff_compute=7"),
         (lambda text: text.replace('"overhead_s": 0.02', '"overhead_s": "fast"'), "is damaged"),
         (lambda text: text.replace('"num_rows": 8', '"rows": 8'), "is damaged"),
+        (lambda text: text.replace('"seconds": 0.2', '"seconds": 0.0'), "is damaged"),
     ],
 )
 def test_a_damaged_file_is_named(home, change, words):
@@ -166,6 +225,11 @@ def test_the_doctor_says_what_is_wrong_with_the_file(home):
     assert finding().level == "ok" and "none yet" in finding().text
     ONE.save().write_text("{")
     assert finding().level == "note" and "calibration.json cannot be read" in finding().text
+    assert finding().cure == "cbserve calibrate"
+    ONE.save()
+    CPU_TIME.save().write_text("{")
+    findings = [f for f in diagnose(probe()) if f.topic == "calibration"]
+    assert [(f.level, f.cure) for f in findings] == [("ok", ""), ("note", "cbserve calibrate --cpu-time")]
 
 
 def test_tiny_is_measured_and_fitted(tiny):
@@ -257,7 +321,11 @@ def test_the_command_saves_and_prints(home, capsys, small_ceilings):
     out = capsys.readouterr().out
     assert "eff_compute" in out and "overlap" in out and str(home / "calibration.json") in out
     assert load_calibration().model.name == "tiny"
-    json.loads((home / "calibration.json").read_text())
+    wall = (home / "calibration.json").read_bytes()
+    assert main(["calibrate", "--model", "tiny", "--budget", "0.2", "--cpu-time"]) == 0
+    out = capsys.readouterr().out
+    assert "CPU time, 1 thread" in out and str(home / "calibration-cpu-time.json") in out
+    assert (home / "calibration.json").read_bytes() == wall
 
 
 def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
@@ -281,6 +349,7 @@ def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
     [
         (["--meta", "x.json"], "--meta belongs to --from"),
         (["--charts", "."], "--charts belongs to --from"),
+        (["--cpu-time", "--from", "x.jsonl"], "--cpu-time is of a measurement of this machine"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--model", "tiny", "--budget", "0"], "above 0"),
         (["--from", "missing.jsonl"], "missing.jsonl"),

@@ -86,7 +86,7 @@ def test_this_machine_is_as_it_was_calibrated(
     for more, said in (
         ([], "Qwen2.5-0.5B on a small box takes the longer of FLOPs / (0.1 TFLOP/s x 0.5)"),
         (["--overhead", "0.5"], "plus 500 ms"),
-        (["--model", "llama-3.1-8b"], "calibrated with Qwen2.5-0.5B on 2026-01-02; for Llama-3.1-8B an assumption"),
+        (["--model", "llama-3.1-8b"], "2026-01-02 (wall clock, 2 threads); for Llama-3.1-8B an assumption"),
     ):
         assert cli.main([*here, *more]) == 0
         assert said in capsys.readouterr().out

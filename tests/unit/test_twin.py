@@ -13,7 +13,7 @@ from engine_harness import make_scheduler
 from cbserve import LLM, CBServeError, Request, SamplingParams, StaticBatching
 from cbserve.calibrating import ceilings, machine
 from cbserve.calibrating.machine import calibrate, drift
-from cbserve.calibration import CalibrationError, load_calibration
+from cbserve.calibration import CalibrationError, calibration_path, load_calibration
 from cbserve.cli import main
 from cbserve.clock import RealClock, VirtualClock
 from cbserve.core.policies import Policy
@@ -165,6 +165,12 @@ def test_why_a_calibration_is_stale(tiny, calibration, change, words):
     assert words in why and bool(why) == bool(words)
 
 
+def test_a_calibration_counts_the_threads_of_its_own_engine(tiny, monkeypatch):
+    """torch has one number for the process, which another engine may have set."""
+    monkeypatch.setattr(tiny.executor, "num_threads", 7)
+    assert machine.environment(tiny)["threads"] == 7 and ", 7 of " in machine.device_name(tiny)
+
+
 def test_another_model_or_timer_is_stale(tiny, calibration):
     shape = replace(calibration.model, num_layers=99)
     assert "not of tiny" in why_stale(replace(calibration, model=shape), tiny)
@@ -181,8 +187,13 @@ def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
     assert (home / "twin.svg").read_text().startswith("<svg") and load_calibration().model.name == "tiny"
     assert main([*arguments, "--repeat", "2"]) == 0
     assert "calibrating" not in capsys.readouterr().out  # the one that it has is fresh
-    assert main([*arguments, "--cpu-time"]) == 0
-    assert "calibrating anew: timer was" in capsys.readouterr().out
+    wall = calibration_path().read_bytes()
+    for words in ("there is no calibration", "calibrating anew: asked for"):
+        assert main([*arguments, "--cpu-time", *["--calibrate"] * ("anew" in words)]) == 0
+        out = capsys.readouterr().out
+        assert words in out and "CPU time, 1 thread" in out
+    assert calibration_path().read_bytes() == wall and "wall clock" in str(load_calibration())
+    assert load_calibration(is_cpu_time=True).clock == "CPU time, 1 thread"
 
 
 @pytest.mark.parametrize(
