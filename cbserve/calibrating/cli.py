@@ -81,12 +81,14 @@ def run_calibrate(options: argparse.Namespace) -> int:
     path = calibration.save(options.out)
     _print_calibration(calibration)
     print(f"saved to {path}")
+    _print_doubts(calibration)
     return 0
 
 
 def run_twin(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise CBServeError(f"--repeat {options.repeat}: run at least once")
+    from cbserve.calibrating.advice import verdict
     from cbserve.calibrating.machine import drift
     from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict
     from cbserve.twin import run as run_for_real
@@ -99,13 +101,16 @@ def run_twin(options: argparse.Namespace) -> int:
     predicted = predict(workload, llm, calibration)
     timer = _timer(options)
     print("predicted: " + ", ".join(f"{name} {seconds:.4g} s" for name, seconds in figures(predicted).items()))
-    print(f"a step takes {drift(llm, calibration, timer):+.0%} compared with its calibration{_load()}")
+    before = drift(llm, calibration, timer)
+    print(f"a step takes {before:+.0%} compared with its calibration{_load()}")
     print("now for real ...", flush=True)
     clock = CpuClock() if options.cpu_time else None
     measured = tuple(run_for_real(workload, llm, clock) for _ in range(options.repeat))
     twin = Twin(workload, predicted, measured)
     print(_table(twin.agreement(), f"{_where(calibration)}{_load()}"))
-    print(f"after the run, a step takes {drift(llm, calibration, timer):+.0%} compared with its calibration")
+    after = drift(llm, calibration, timer)
+    print(f"after the run, a step takes {after:+.0%} compared with its calibration")
+    print(verdict(twin.agreement(), before, after, options.cpu_time))
     if options.out:
         twin.chart().save(options.out)
         print(f"picture: {options.out}")
@@ -121,6 +126,7 @@ def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
         why = "asked for" if options.calibrate else why_stale(found, llm, _timer(options))
         if not why:
             print(f"calibration: {found}")
+            _print_doubts(found)
             return found
         print(f"calibrating anew: {why}")
     except CalibrationError as error:
@@ -128,6 +134,7 @@ def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
     calibration = _measure(llm, options.budget, _timer(options))
     calibration.save()
     print(f"calibration: {calibration}")
+    _print_doubts(calibration)
     return calibration
 
 
@@ -187,6 +194,13 @@ def _print_calibration(calibration: Calibration) -> None:
     header = ("step", "rows", "tokens", "context", "ms", "quartiles", "fitted ms", "off")
     print(table(header, rows, _where(calibration)))
     print(_constants(calibration))
+
+
+def _print_doubts(calibration: Calibration) -> None:
+    from cbserve.calibrating.advice import doubts
+
+    if said := doubts(calibration):
+        print(said)
 
 
 def _where(calibration: Calibration) -> str:

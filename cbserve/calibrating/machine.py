@@ -174,6 +174,7 @@ def environment(llm: LLM) -> dict[str, str | int | float]:
 def _about(llm: LLM) -> dict[str, str | int | float]:
     about = environment(llm) | {"device": device_name(llm), "system": f"{platform.system()} {platform.machine()}"}
     about["max_model_len"] = llm.max_model_len
+    about["cores"] = os.cpu_count() or 1  # all, as the load average counts
     if hasattr(os, "getloadavg"):
         about["load_average"] = round(os.getloadavg()[0], 2)
     return about

@@ -177,9 +177,13 @@ class Agreement:
         """Relative, with its sign."""
         return self.predicted / self.measured - 1
 
+    @property
+    def is_kept(self) -> bool:
+        return abs(self.error) <= self.target
+
     def row(self) -> list[str]:
         digits = f"{self.measured:.4g} {self.unit}", f"{self.predicted:.4g} {self.unit}"
-        kept = "yes" if abs(self.error) <= self.target else "NO"
+        kept = "yes" if self.is_kept else "NO"
         return [self.name, *digits, f"{self.error:+.1%}", f"{self.target:.0%}", kept]
 
 

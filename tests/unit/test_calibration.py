@@ -328,6 +328,12 @@ def test_the_command_saves_and_prints(home, capsys, small_ceilings):
     assert (home / "calibration.json").read_bytes() == wall
 
 
+def test_the_command_says_what_speaks_against_its_constants(home, capsys, monkeypatch, small_ceilings):
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 99.0, 99.0))
+    assert main(["calibrate", "--model", "tiny", "--budget", "0.2"]) == 0
+    assert "load average 99.0 on" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
     from cbserve.executors.torch_executor import TorchExecutor
 

@@ -184,6 +184,7 @@ def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
     said = ("calibrating first: there is no calibration", "predicted: ", "now for real", "kept", "after the run")
     order = [out.index(words) for words in said]
     assert order == sorted(order)
+    assert out.splitlines()[-2].startswith(("Missed: ", "Every target is kept"))  # the last one names the picture
     assert (home / "twin.svg").read_text().startswith("<svg") and load_calibration().model.name == "tiny"
     assert main([*arguments, "--repeat", "2"]) == 0
     assert "calibrating" not in capsys.readouterr().out  # the one that it has is fresh
