@@ -143,11 +143,24 @@ def _why(capacity: KVCapacity) -> str:
 
 
 def _cure(capacity: KVCapacity) -> str:
-    need = capacity.weights_bytes + capacity.activation_bytes + capacity.block_bytes
-    larger = [gpu.name for gpu in GPUS.values() if capacity.utilization * gpu.memory_bytes >= need]
-    cures = [f"take a GPU with more memory ({', '.join(larger)})"] if larger else []
-    count = int(-(-need // (capacity.utilization * capacity.gpu.memory_bytes)))
-    cures.append(f"split it over at least {count} of these")
-    if capacity.dtype_bytes > 1:
-        cures.append("store the weights in a smaller dtype (dtype_bytes=1)")
-    return ", or ".join(cures)
+    """What can be asked for here: another GPU, or a smaller dtype; a model is not split over several GPUs."""
+    larger = _that_hold(capacity, capacity.weights_bytes)
+    smaller = _that_hold(capacity, capacity.model.weights_bytes(1)) if capacity.dtype_bytes > 1 else []
+    cures = [f"take {_one_of(larger)}"] if larger else []
+    if smaller:
+        where = "here" if capacity.gpu.name in smaller else f"on {_one_of([n for n in smaller if n not in larger])}"
+        cures.append(f"store the weights in 8 bits {where} (dtype_bytes=1)")
+    if not cures:
+        even = ", not even in 8 bits" if capacity.dtype_bytes > 1 else ""
+        cures.append(f"take a smaller model: no GPU of the table holds it{even}")
+    return f"{', or '.join(cures)}; this simulator knows one GPU"
+
+
+def _that_hold(capacity: KVCapacity, weights_bytes: float) -> list[str]:
+    need = weights_bytes + capacity.activation_bytes + capacity.block_bytes
+    devices = {gpu.name: gpu for gpu in (*GPUS.values(), capacity.gpu)}
+    return [gpu.name for gpu in devices.values() if capacity.utilization * gpu.memory_bytes >= need]
+
+
+def _one_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"

@@ -82,12 +82,40 @@ def test_the_arithmetic_is_shown():
         assert words in shown
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic_and_the_cure():
+@pytest.mark.parametrize(
+    ("model", "gpu", "given", "cure"),
+    [
+        (
+            "llama-3.1-70b",
+            "a100-80",
+            {},
+            "take one of B200, GB200, or store the weights in 8 bits here (dtype_bytes=1)",
+        ),
+        ("llama-3.1-70b", "a100-80", {"dtype_bytes": 4}, "8 bits here (dtype_bytes=1)"),
+        ("llama-3.1-70b", "l40s", {"utilization": 0.8}, "or store the weights in 8 bits on H200 SXM (dtype_bytes=1)"),
+        ("llama-3.1-70b", "h200", {"dtype_bytes": 1, "activation_bytes": 80e9}, "take one of B200, GB200; this"),
+        ("llama-3.1-405b", "a100-80", {}, "smaller model: no GPU of the table holds it, not even in 8 bits; this"),
+        ("llama-3.1-405b", "a100-80", {"dtype_bytes": 1}, "smaller model: no GPU of the table holds it; this"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_what_can_be_asked_instead(model, gpu, given, cure):
     with pytest.raises(InvalidRequestError) as error:
-        kv_capacity("llama-3.1-70b", "a100-80")
-    for words in ("its weights alone are too large", "141.100 GB", "72.000 GB", "B200", "at least 2", "smaller dtype"):
+        kv_capacity(model, gpu, **given)
+    said = str(error.value)
+    assert cure in said and "; this simulator knows one GPU" in said
+    assert "split" not in said  # over several GPUs: nothing here can be asked to
+
+
+def test_a_refusal_shows_the_arithmetic():
+    with pytest.raises(InvalidRequestError) as error:
+        kv_capacity("llama-3.1-70b", "h100")
+    for words in ("its weights alone are too large", "141.100 GB", "72.000 GB"):
         assert words in str(error.value)
-    assert "H100" not in str(error.value)  # it has no more memory
+
+
+def test_a_refusal_looks_at_a_gpu_that_is_described_by_hand_too():
+    with pytest.raises(InvalidRequestError, match=r"in 8 bits here \(dtype_bytes=1\)"):
+        kv_capacity("llama-3.1-70b", EIGHTY)
 
 
 def test_less_than_one_block_is_refused():
