@@ -15,6 +15,16 @@ def test_units(device):
     assert 1e10 < device.host_link_bytes_s < 1e12
     assert device.nvlink_bytes_s == 0 or device.host_link_bytes_s < device.nvlink_bytes_s < 1e12
     assert device.source
+    # What CUDA reports is a whole number of MiB and near the name's; its source is told.
+    assert device.memory_is_reported == (device.memory_bytes % 1e9 != 0) == ("memory" in device.source)
+    assert not device.memory_is_reported or device.memory_bytes % 2**16 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("a100-40", 40), ("a100-80", 80), ("a100-80-pcie", 80), ("h100", 80), ("rtx4090", 24)]
+)
+def test_memory_is_near_what_the_name_says(name, gigabytes):
+    assert gigabytes <= gpu(name).memory_bytes / 1e9 < 1.074 * gigabytes  # up to as many GiB
 
 
 @pytest.mark.parametrize(
