@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 CALIBRATE = "measure what a step costs on this machine, or fit a run of another engine"
 TWIN = "predict a run on this machine, run it, and compare"
-_HEADER = ("", "measured", "predicted", "error", "target", "kept")
+_PREDICTED = ("", "measured", "predicted", "error", "target", "kept")
+_FITTED = ("", "measured", "fitted", "error", "target", "within")  # to these very numbers: no prediction
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -216,10 +217,10 @@ def _load() -> str:
     return f", load average {os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else ""
 
 
-def _table(rows: Sequence[Agreement], caption: str) -> Table:
+def _table(rows: Sequence[Agreement], caption: str, header: Sequence[str] = _PREDICTED) -> Table:
     from cbserve.viz.table import table
 
-    return table(_HEADER, [row.row() for row in rows], caption)
+    return table(header, [row.row() for row in rows], caption)
 
 
 def _calibrate_from(options: argparse.Namespace) -> int:
@@ -236,18 +237,20 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
     csv = options.timeseries or beside(options.requests, "timeseries.csv")
     measured = read_series(csv) if options.timeseries or Path(csv).is_file() else None
+    name = os.path.basename(options.requests)
     if options.constants:
         fit = compare(run, settings, load_calibration(options.constants))
     else:
         from tqdm import tqdm
 
         with tqdm(desc="simulating the run", unit=" runs", leave=False) as bar:
-            fit = fit_run(run, settings, os.path.basename(options.requests), lambda _: bar.update())
+            fit = fit_run(run, settings, name, lambda _: bar.update())
         if options.out:
             print(f"saved to {fit.calibration.save(options.out)}")
     print(_constants(fit.calibration))
+    header = _FITTED if fit.calibration.environment.get("fitted_to") == name else _PREDICTED
     print(_table(fit.agreement, f"{len(run.workload)} requests, {settings.engine}, {settings.gpu.name}, "
-                 f"{settings.model.name}; times count from {run.clock}"))  # fmt: skip
+                 f"{settings.model.name}; times count from {run.clock}", header))  # fmt: skip
     for name, error in fit.median_errors.items():
         print(f"median |error| of {name}, request by request: {error:.1%}")
     if measured is not None:

@@ -50,7 +50,8 @@ def fit_run(
     progress: Callable[[int], object] | None = None,
     max_rounds: int = 6,
 ) -> RunFit:
-    """Fit eff_compute, eff_memory and overhead_s to TTFT and E2E of every request; `overlap` stays 1.
+    """Fit eff_compute, eff_memory and overhead_s to TTFT and E2E of every request; `overlap` stays 1, and the host link
+    at the table's peak: such a run does not use it.
 
     Residuals are log(predicted / measured) of both times of each request. Each evaluation simulates the whole run. The
     search begins at `Roofline.on`'s assumption for all GPUs. Error bars are a jackknife over tenths of the requests, of
@@ -90,7 +91,7 @@ def fit_run(
         device=settings.gpu.name,
         flops=settings.gpu.flops,
         memory_bytes_s=settings.gpu.memory_bytes_s,
-        values=fit.values | {"overlap": 1.0},
+        values=fit.values | {"overlap": 1.0, "host_link_bytes_s": settings.gpu.host_link_bytes_s},
         errors=fit.errors,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         dtype_bytes=settings.dtype_bytes,

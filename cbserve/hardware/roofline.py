@@ -211,8 +211,8 @@ class Roofline:
         if self.host_link_bytes_s is None:
             raise InvalidRequestError(
                 "host_link_bytes_s=None, but blocks are swapped to the host: measure the link with `cbserve calibrate` "
-                "(older calibrations lack it, and those of another engine's run), give its bytes a second in one "
-                "direction (PCIe Gen4 x16: 32e9), or preempt by recomputing"
+                "(older calibrations lack it), give its bytes a second in one direction (PCIe Gen4 x16: 32e9), or "
+                "preempt by recomputing"
             )
         return self.host_link_bytes_s
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,11 @@ def test_a_known_run_gives_its_constants_back(other):
     assert fit.calibration.values["eff_compute"] == pytest.approx(TRUE["eff_compute"], rel=0.1)
     assert seen == list(range(1, len(seen) + 1)) and len(seen) < 100
     assert (fit.calibration.model.name, fit.calibration.device) == ("Qwen2.5-7B", "A100-80 SXM")
-    with pytest.raises(CBServeError, match="host_link_bytes_s=None"):  # the run says nothing of it
-        simulate(run.workload, fit.calibration.cost(), 900, preemption="swap", num_host_blocks=900)
+    # The run says nothing of the host link: a run that swaps gets the table's peak, and is told so.
+    assert ("host_link_bytes_s", "32.000 (not fitted) GB/s") in fit.calibration.constants()
+    assert fit.calibration.cost().host_link_bytes_s == 32e9
+    swapping = simulate(run.workload, fit.calibration.cost(), 300, preemption="swap", num_host_blocks=900)
+    assert swapping.summary.num_preemptions
 
 
 def test_the_command_fits_saves_and_compares(other, tmp_path, capsys):
@@ -155,6 +159,14 @@ def test_the_command_fits_saves_and_compares(other, tmp_path, capsys):
     assert [line for line in again.splitlines() if "TTFT" in line] == [
         line for line in said.splitlines() if "TTFT" in line
     ]
+    another = tmp_path / "y.requests.jsonl"
+    another.write_bytes((other / "x.requests.jsonl").read_bytes())
+    settings = ["--meta", str(other / "x.meta.json"), "--constants", str(out)]
+    assert main(["calibrate", "--from", str(another), *settings]) == 0
+    foretold = capsys.readouterr().out
+    for text, header in ((said, "fitted"), (again, "fitted"), (foretold, "predicted")):  # no run foretells itself
+        last = {"fitted": "within", "predicted": "kept"}[header]
+        assert re.search(f"measured +{header} +error +target +{last}", text)
 
 
 def test_a_perfect_prediction_has_no_error(other):
