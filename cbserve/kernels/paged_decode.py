@@ -75,7 +75,7 @@ def _decode_kernel(
     begin = split * share
     end = tl.minimum(begin + share, context)
 
-    best = tl.full([ROWS], -float("inf"), tl.float32)
+    best = tl.full([ROWS], -3.4028234663852886e38, tl.float32)  # finite: -inf less -inf is NaN
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(begin, end, TILE):
@@ -88,7 +88,6 @@ def _decode_kernel(
         k = tl.load(k_cache + at[:, None] + column[None, :], mask=inside, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale_log2
         scores = tl.where(seen[None, :], scores, -float("inf"))
-        # At least one position of every tile is seen, so `top` is finite and nothing becomes inf - inf.
         top = tl.maximum(best, tl.max(scores, axis=1))
         shrink = tl.exp2(best - top)
         weights = tl.exp2(scores - top[:, None])
@@ -97,7 +96,8 @@ def _decode_kernel(
         values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = top
 
-    # An empty split has total = 0 and best = -inf: it leaves zeros, with a weight of exp2(-inf) = 0.
+    # A split that is empty, or whose scores are all -inf, has total = 0 and best as it began: it leaves zeros, which
+    # weigh nothing beside another's result.
     result = values / tl.where(total > 0, total, 1.0)[:, None]
     if not SPLIT:
         tl.store(out + sequence * out_stride + head[:, None] * HEAD_DIM + column[None, :], result, mask=own)
@@ -121,7 +121,7 @@ def _merge_kernel(
     slot = (sequence * HEADS + head) * splits + split
     lse = tl.load(partial_lse + slot, mask=split < splits, other=-float("inf"))
     best = tl.max(lse, axis=0)
-    weights = tl.exp2(lse - tl.where(best > -float("inf"), best, 0.0))  # all empty: all weights 0, not NaN
+    weights = tl.exp2(lse - best)
     total = tl.sum(weights, axis=0)
     inside = (split[:, None] < splits) & (column[None, :] < HEAD_DIM)
     values = tl.load(partial + slot[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)

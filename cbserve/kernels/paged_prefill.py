@@ -76,7 +76,7 @@ def _prefill_kernel(
     # Rows without a query see position 0, as the first one does, and are not stored: no row is wholly masked.
     last_seen = tl.where(real, cached + query, 0)
 
-    best = tl.full([ROWS], -float("inf"), tl.float32)
+    best = tl.full([ROWS], -3.4028234663852886e38, tl.float32)  # finite: -inf less -inf is NaN
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, COLS], tl.float32)
     end = cached + tl.minimum(first_query + QUERIES, num_queries)
@@ -90,7 +90,6 @@ def _prefill_kernel(
         k = tl.load(k_cache + at[:, None] + column[None, :], mask=inside, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale_log2
         scores = tl.where(position[None, :] <= last_seen[:, None], scores, -float("inf"))
-        # Every row sees position 0, which is in the first tile: from there on `top` is finite.
         top = tl.maximum(best, tl.max(scores, axis=1))
         shrink = tl.exp2(best - top)
         weights = tl.exp2(scores - top[:, None])
@@ -98,7 +97,8 @@ def _prefill_kernel(
         v = tl.load(v_cache + at[:, None] + column[None, :], mask=inside, other=0.0)
         values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = top
-    tl.store(out + token_row * out_stride + lane, values / total[:, None], mask=own)
+    result = values / tl.where(total > 0, total, 1.0)[:, None]  # 0 where nothing weighs anything, as in torch
+    tl.store(out + token_row * out_stride + lane, result, mask=own)
 
 
 def paged_prefill_triton(

@@ -85,6 +85,13 @@ def test_decode_of_an_empty_context_is_zero(splits: int) -> None:
     check_decode([0, 5], splits=splits)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_of_scores_of_minus_infinity_is_zero(splits: int) -> None:
+    k, v, tables = caches([70], 1, 16, 8, torch.float32)
+    out = paged_decode_triton(torch.ones(1, 2, 16), -torch.inf * k.abs(), v, tables, torch.tensor([70]), 0.25, splits)
+    assert (out == 0).all()
+
+
 def test_decode_writes_where_it_is_told_and_nowhere_else() -> None:
     k, v, tables = caches([9, 20], 1, 16, 8, torch.float32)
     q, context_lens = torch.randn(4, 5, 16)[:, :2], torch.tensor([9, 20])  # a slice of the product of q, k and v
@@ -138,16 +145,25 @@ def test_prefill_of_a_sequence_without_queries_touches_nothing() -> None:
     check_prefill([(4, 4), (0, 9), (3, 8)])
 
 
+@pytest.mark.parametrize("unseen", [0, 33, 70], ids=["all is seen", "the first tile is not", "nothing is"])
 @pytest.mark.parametrize("capability", [75, 80])
-def test_a_step_of_decodes_and_chunks_agrees_with_torch(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_decodes_and_chunks_agrees_with_torch(
+    capability: int, unseen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """unseen: so many positions have scores of minus infinity; of rows that have no other the result is 0."""
     monkeypatch.setattr("cbserve.kernels.triton_attention.capability", lambda device: capability)
-    query_lens, context_lens = [1, 1, 6, 3, 1], [9, 30, 6, 20, 1]
+    query_lens, context_lens = [1, 1, 6, 3, 1], [9, 70, 6, 50, 1]
     k, v, tables = caches(context_lens, 2, 16, 8, torch.float32)
     exact = [row[: -(-n // 8)] for row, n in zip(tables.tolist(), context_lens, strict=True)]
     q = torch.randn(12, 8, 16)[:, :6]
+    q[:, :, 3] = 1.0
+    for table, context in zip(exact, context_lens, strict=True):
+        for position in range(min(unseen, context)):
+            k[table[position // 8], position % 8, :, 3] = -torch.inf
     step = exact, query_lens, context_lens, 8, torch.float32, torch.device("cpu")
     want = PagedAttention(*step).run(q, k, v, 0.25)
     torch.testing.assert_close(TritonPagedAttention(*step).run(q, k, v, 0.25), want, rtol=2e-5, atol=2e-5)
+    assert want.isfinite().all()
 
 
 @settings(max_examples=6, deadline=None)
