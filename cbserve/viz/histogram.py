@@ -21,6 +21,7 @@ def histogram(
     x_name: str,
     num_bins: int = 30,
     log_x: bool = False,
+    percent: bool = False,
     expected: Callable[[float], float] | Sequence[float] | None = None,
     expected_name: str = "expected",
     marks: Mapping[str, float] | None = None,
@@ -31,6 +32,7 @@ def histogram(
     """How often values fall into bins of equal width (of equal ratio with `log_x`).
 
     Args:
+        percent: show shares of all values, not how many: for a sample.
         expected: a curve to compare with: a cumulative distribution function, or a second sample (scaled).
         marks: name -> value, drawn as lines down to the axis ("mean", "p99").
 
@@ -57,7 +59,8 @@ def histogram(
         for i in range(num_bins + 1)
     ]
     edges[-1] = high
-    counts = _counts(finite, edges)
+    each, y_name = (100 / len(finite), "share (%)") if percent else (1, "how many")
+    counts = [each * count for count in _counts(finite, edges)]
     curve: list[float] = []
     if expected is not None and not callable(expected):
         expected = [v for v in given.numbers("expected", expected) if math.isfinite(v)]
@@ -65,16 +68,17 @@ def histogram(
         shares = given.numbers("expected", [expected(edge) for edge in edges])
         if not all(map(math.isfinite, shares)):
             raise FigureError("expected: gives nan or inf within the values' range; give a distribution function")
-        curve = [len(finite) * (b - a) for a, b in pairwise(shares)]
+        curve = [each * len(finite) * (b - a) for a, b in pairwise(shares)]
     elif expected is not None and len(expected):
-        curve = [n * len(finite) / len(expected) for n in _counts(sorted(expected), edges)]
+        curve = [each * n * len(finite) / len(expected) for n in _counts(sorted(expected), edges)]
     y_scale = Scale(*extent([*counts, *curve], log=False, from_zero=True), bottom, top)
-    draw_y(canvas, y_scale, 60, width - 28, "how many")
+    draw_y(canvas, y_scale, 60, width - 28, y_name)
     last = draw_x(canvas, x_scale, top, bottom, x_name)
     fill = canvas.look(0)
     for i, count in enumerate(counts):
         a, b, y = x_scale(edges[i]), x_scale(edges[i + 1]), y_scale(count)
-        hover = f"{style.number(edges[i])} to {style.number(edges[i + 1])}: {count:,}"
+        much = f"{count:.3g} %" if percent else f"{count:,}"
+        hover = f"{style.number(edges[i])} to {style.number(edges[i + 1])}: {much}"
         if count:
             canvas.rect(a + 0.5, y, b - a - 1, bottom - y, "", hover, fill=fill)
     if curve:
@@ -108,7 +112,7 @@ def histogram(
         room = width - 20 - style.text_width(expected_name, 12)
         places = [(x + 9, max(y - 8, top + 10)) for x, y in line if x + 9 <= room]
         canvas.text(*free_place(expected_name, places or [(room, top + 10)], taken), expected_name, "b halo")
-    header = [f"from ({x_name})", "to", "how many", *([expected_name] if curve else [])]
+    header = [f"from ({x_name})", "to", y_name, *([expected_name] if curve else [])]
     rows = [[edges[i], edges[i + 1], n, *([curve[i]] if curve else [])] for i, n in enumerate(counts)]
     desc = f"{len(finite):,} values from {style.number(finite[0])} to {style.number(finite[-1])}, in {num_bins} bins."
     desc += "".join(f" {name}: {style.number(value)}." for name, value in (marks or {}).items())

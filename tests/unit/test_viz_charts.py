@@ -35,6 +35,7 @@ CASES: dict[str, Callable[[], Figure]] = {
         expected=lambda x: 1 - math.exp(-x / 100),
         marks={"mean": 100, "p99": 460},
     ),
+    "shares": lambda: histogram(SAMPLE, title="Long-tailed", x_name="tokens", percent=True, expected=SAMPLE[::2]),
     "log histogram": lambda: histogram(SAMPLE, title="Long-tailed", x_name="tokens", log_x=True, expected=SAMPLE[::2]),
 }
 
@@ -55,6 +56,8 @@ def test_a_histogram_counts_every_value_once() -> None:
     for log_x in (False, True):
         header, rows = histogram([1, 1, 2, 3, 10], title="t", x_name="x", num_bins=9, log_x=log_x).table
         assert header[2] == "how many" and sum(row[2] for row in rows) == 5
+        header, rows = histogram([1, 1, 2, 3, 10], title="t", x_name="x", num_bins=9, log_x=log_x, percent=True).table
+        assert header[2] == "share (%)" and sum(row[2] for row in rows) == pytest.approx(100)
     cdf = histogram(SAMPLE, title="t", x_name="x", expected=lambda x: 1 - math.exp(-x / 100)).table[1]
     assert sum(row[3] for row in cdf) == pytest.approx(len(SAMPLE), rel=0.02)
 

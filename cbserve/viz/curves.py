@@ -1,0 +1,145 @@
+"""Curves whose marks say what they are, over the runs that are on none of them; bands up to the highest values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cbserve.viz import given, style
+from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading
+from cbserve.viz.figure import Canvas, Figure
+from cbserve.viz.strokes import DASHES, MARKERS
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point and what it is, shown when the pointer rests on it; none is drawn without words."""
+
+    x: float
+    y: float
+    hover: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Marks from left to right. `tops`: for each of them, up to where a lighter band reaches."""
+
+    name: str
+    marks: Sequence[Mark]
+    tops: Sequence[float] = ()
+
+
+def curves(
+    drawn: Sequence[Curve],
+    *,
+    title: str,
+    x_name: str,
+    y_name: str,
+    caption: str,
+    table: tuple[Sequence[str], Sequence[Sequence[object]]],
+    cloud: tuple[str, Sequence[Mark]] = ("", ()),
+    over: tuple[str, Sequence[tuple[float, float]]] = ("", ()),
+    reference: tuple[float, str] | None = None,
+    log_y: bool = False,
+    width: int = 880,
+    height: int = 220,
+) -> Figure:
+    """Draw curves, named by a key above them.
+
+    Args:
+        table: (header, rows) of the data.
+        cloud: (name, marks): grey, behind the curves.
+        over: (name, points): a thin line over them, a frontier for instance.
+        reference: (y value, text): a dashed line across.
+        log_y: all values must be above 0.
+        height: pixels of the plot alone.
+
+    Raises:
+        FigureError: there is nothing to draw, or a log axis would show a value <= 0.
+    """
+    given.frame(title, caption, width, height)
+    marks = [*cloud[1], *(mark for curve in drawn for mark in curve.marks)]
+    ys = [mark.y for mark in marks] + [top for curve in drawn for top in curve.tops] + [y for _, y in over[1]]
+    canvas = Canvas(width)
+    top = _key(canvas, heading(canvas, title) + 26, drawn, cloud, over) + 40
+    bottom = top + height
+    low, high = extent([*ys, *([reference[0]] if reference else [])], log_y, from_zero=True)
+    y_scale = Scale(*((low / 1.2, high * 1.2) if log_y else (low, high)), bottom, top, log_y)
+    left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
+    right = width - 24
+    x_scale = Scale(*extent([mark.x for mark in marks], log=True), left, right)
+    draw_y(canvas, y_scale, left, right, y_name)
+    last = draw_x(canvas, x_scale, top, bottom, x_name)
+    for index, curve in enumerate(drawn):
+        _band(canvas, index, curve, x_scale, y_scale)
+    for mark in cloud[1]:
+        canvas.add("circle", "m", mark.hover, cx=x_scale(mark.x), cy=y_scale(mark.y), r=4, fill_opacity=0.75)
+    places = [[(x_scale(mark.x), y_scale(mark.y)) for mark in curve.marks] for curve in drawn]
+    for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
+        _line(canvas, index, line, curve.name)
+    if over[1]:
+        canvas.add("path", "e", over[0], d=_path([(x_scale(x), y_scale(y)) for x, y in over[1]]))
+    for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
+        for mark, (x, y) in zip(curve.marks, line, strict=True):
+            if mark.hover:
+                _marker(canvas, index, x, y, mark.hover)
+    if reference:
+        y, what = y_scale(reference[0]), reference[1]
+        canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
+        wide = style.text_width(what, 12)
+        spots = [(x, y + dy) for dy in (-6, 15) for x in (left + 6, (left + right - wide) / 2, right - wide - 6)]
+        taken = [at for line in places for at in along(line)] + [(x_scale(m.x), y_scale(m.y)) for m in cloud[1]]
+        canvas.text(*free_place(what, [at for at in spots if at[1] > top], taken), what, "b halo")
+    desc = " ".join(
+        f"{curve.name}: {y_name} {style.number(curve.marks[0].y)} at {x_name} {style.number(curve.marks[0].x)}, "
+        f"{style.number(curve.marks[-1].y)} at {style.number(curve.marks[-1].x)}." for curve in drawn
+    ) or f"{len(cloud[1])} marks."  # fmt: skip
+    return Figure(canvas.svg(last + 16, title, desc), title, desc, caption, table)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _line(canvas: Canvas, index: int, points: Sequence[tuple[float, float]], hover: str = "") -> None:
+    canvas.add(
+        "path", "", hover, d=_path(points), fill="none", stroke=style.colour(index), stroke_width=2.5,
+        stroke_linejoin="round", stroke_dasharray=DASHES[index % len(DASHES)],
+    )  # fmt: skip
+
+
+def _marker(canvas: Canvas, index: int, x: float, y: float, hover: str = "") -> None:
+    shape = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
+    canvas.add("path", "dot", hover, d=shape, fill=style.colour(index))
+
+
+def _band(canvas: Canvas, index: int, curve: Curve, x_scale: Scale, y_scale: Scale) -> None:
+    if curve.tops:
+        upper = [(x_scale(mark.x), y_scale(top)) for mark, top in zip(curve.marks, curve.tops, strict=True)]
+        lower = [(x_scale(mark.x), y_scale(mark.y)) for mark in curve.marks]
+        colour = style.colour(index)
+        canvas.add("path", "", d=_path([*upper, *lower[::-1]]) + "Z", fill=colour, fill_opacity=0.4)
+
+
+def _key(
+    canvas: Canvas, y: float, drawn: Sequence[Curve], cloud: tuple[str, Sequence[Mark]],
+    over: tuple[str, Sequence[tuple[float, float]]],
+) -> float:  # fmt: skip
+    """What each line and mark is, in as many rows as it takes. Returns the last baseline."""
+    x = 16.0
+    names = [curve.name for curve in drawn] + [name for name, points in (over, cloud) if points]
+    for index, name in enumerate(names):
+        wide = 36 + style.text_width(name, 12)
+        if x > 16 and x + wide > canvas.width - 8:
+            x, y = 16.0, y + 20
+        if index < len(drawn):
+            _line(canvas, index, [(x, y - 4), (x + 28, y - 4)])
+            if any(mark.hover for mark in drawn[index].marks):
+                _marker(canvas, index, x + 14, y - 4)
+        elif name == over[0]:
+            canvas.line(x, y - 4, x + 28, y - 4, "e")
+        else:
+            canvas.add("circle", "m", cx=x + 14, cy=y - 4, r=4, fill_opacity=0.75)
+        canvas.text(x + 36, y, name, "b")
+        x += wide + 18
+    return y
