@@ -6,7 +6,7 @@ import math
 
 
 class OverTime:
-    """The mean of a value within equal parts of a run, and its peak.
+    """The mean and the highest of a value within equal parts of a run, and its peak.
 
     At most `MOST` parts are kept. When the run goes beyond them, each two become one: between half and all of them are
     in use. Their width is a power of two of a second, so that it is whole seconds in a run of minutes or days.
@@ -23,6 +23,7 @@ class OverTime:
         self.peak: float = 0
         self._start_s = self._end_s = math.nan
         self._areas = [0.0] * self.MOST  # of each part: value x seconds
+        self._tops = [0.0] * self.MOST
 
     def add(self, start_s: float, end_s: float, first: float, last: float) -> None:
         """It went evenly from `first` to `last`, and was 0 since the end of what was added before."""
@@ -32,22 +33,22 @@ class OverTime:
         self.peak = max(self.peak, first, last)
         while end_s > self._edge(self.MOST):
             self._double()
-        at, part = start_s, int((start_s - self._start_s) / self.width_s)
+        at, part, value = start_s, int((start_s - self._start_s) / self.width_s), first
         while at < end_s:
             until = min(end_s, self._edge(part + 1))
-            share = ((at + until) / 2 - start_s) / (end_s - start_s)
-            self._areas[part] += (until - at) * (first + (last - first) * share)
+            before, value = value, first + (last - first) * (until - start_s) / (end_s - start_s)
+            self._areas[part] += (until - at) * (before + value) / 2
+            self._tops[part] = max(self._tops[part], before, value)
             at, part = until, part + 1
 
-    def means(self) -> tuple[list[float], list[float]]:
-        """(middle of each part in seconds, mean within it); the last part ends with the run."""
-        xs, ys = [], []
-        for part, area in enumerate(self._areas):
+    def parts(self) -> list[tuple[float, float, float]]:
+        """(middle in seconds, mean, highest value) of each part; the last part ends with the run."""
+        found = []
+        for part, (area, top) in enumerate(zip(self._areas, self._tops, strict=True)):
             low, high = self._edge(part), min(self._end_s, self._edge(part + 1))
             if low < high:
-                xs.append((low + high) / 2)
-                ys.append(area / (high - low))
-        return xs, ys
+                found.append(((low + high) / 2, area / (high - low), top))
+        return found
 
     def _edge(self, part: int) -> float:
         return self._start_s + part * self.width_s
@@ -56,3 +57,4 @@ class OverTime:
         self.width_s *= 2
         pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
         self._areas = [a + b for a, b in pairs] + [0.0] * (self.MOST // 2)
+        self._tops = [*map(max, self._tops[::2], self._tops[1::2]), *[0.0] * (self.MOST // 2)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.core.metrics import percentile
-from cbserve.core.trace import Trace
+from cbserve.core.trace import Arrived, Trace
 from cbserve.sim.beginning import STEPS
 from cbserve.sim.over_time import OverTime
 from cbserve.sim.page import Draw, write_page
@@ -17,6 +17,7 @@ from cbserve.sim.series import Series, evenly
 from cbserve.sim.settings import Objectives
 from cbserve.sim.words import duration, rounded, tables
 from cbserve.viz import histogram, lines
+from cbserve.viz.curves import Curve, Mark, curves
 from cbserve.viz.figure import Figure
 from cbserve.viz.style import number, percent
 from cbserve.viz.timeline import timeline
@@ -52,7 +53,7 @@ def figures(seen: Series, start: Trace, found: dict[str, Any], slo: dict[str, fl
         partial(_load, seen),
         partial(_cache, seen, found["num_blocks"]),
         *([partial(_gaps, seen, slo)] if seen.gaps else []),
-        partial(_start, start, found["num_slots"]),
+        partial(_start, start, found),
     ]
 
 
@@ -86,25 +87,44 @@ def _first_tokens(seen: Series, slo: dict[str, float], width: int) -> Figure:
 def _load(seen: Series, width: int) -> Figure:
     most = seen.waiting.peak
     queue = f"{most:,} wait at the worst moment" if most else "nobody waits longer than for the step in progress"
-    return lines(
-        {"running": seen.running.means(), "waiting": seen.waiting.means()},
+    return _over_time(
+        {"running": seen.running, "waiting": seen.waiting},
         title=f"Up to {seen.running.peak:,} requests run at a time; {queue}",
-        x_name="time (s)",
         y_name="requests",
-        caption=f"Means over parts of {number(seen.running.width_s)} s, idle time counted as 0; simulated.",
         width=width,
     )
 
 
 def _cache(seen: Series, num_blocks: int, width: int) -> Figure:
     used = seen.used_blocks
-    xs, means = used.means()
-    return lines(
-        {"in use": (xs, [100 * mean / num_blocks for mean in means])},
+    return _over_time(
+        {f"in use of {num_blocks:,} blocks": used},
         title=f"The KV cache is filled to {percent(used.peak / num_blocks)} at the peak",
-        x_name="time (s)",
         y_name="blocks in use (%)",
-        caption=f"Of {num_blocks:,} blocks; means over parts of {number(used.width_s)} s; simulated.",
+        width=width,
+        scale=100 / num_blocks,
+    )
+
+
+def _over_time(values: dict[str, OverTime], title: str, y_name: str, width: int, scale: float = 1.0) -> Figure:
+    """Means over parts of the run, with a band up to the highest value within each."""
+    drawn, rows = [], []
+    for name, over_time in values.items():
+        parts = [(at, scale * mean, scale * top) for at, mean, top in over_time.parts()]
+        hovers = [f"{name}, about {number(rounded(at))} s: {number(y)}, up to {number(top)}" for at, y, top in parts]
+        every = max(1, len(parts) // 24)
+        marks = [Mark(at, y, "" if k % every else hovers[k]) for k, (at, y, _) in enumerate(parts)]
+        drawn.append(Curve(name, marks, [top for *_, top in parts]))
+        rows += [[name, *part] for part in parts]
+    part = number(next(iter(values.values())).width_s)
+    return curves(
+        drawn,
+        title=title,
+        x_name="time (s)",
+        y_name=y_name,
+        caption=f"Lines: means over parts of {part} s, idle time counted as 0; bands: up to the most within a part; "
+        "simulated.",
+        table=(["", "time (s)", y_name, "at most"], rows),
         width=width,
     )
 
@@ -115,7 +135,9 @@ def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
     marks = {"median": percentile(values, 50), "p99": percentile(values, 99)}
     if "itl" in slo:
         marks["objective"] = 1e3 * slo["itl"]
-    shown = "each gap" if total == len(values) else f"{len(values):,} of {total:,} gaps, evenly over their ranks"
+    shown = f"{total:,} gaps" + (
+        "" if total == len(values) else f" (by {len(values):,} of them, evenly over their ranks)"
+    )
     return histogram(
         values,
         title=f"99 of 100 gaps between tokens last at most {duration(marks['p99'] / 1e3)}",
@@ -123,18 +145,19 @@ def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
         num_bins=60 if width > 600 else 30,
         log_x=values[0] > 0 and values[-1] > 20 * values[0],
         marks={name: rounded(value) for name, value in marks.items()},
-        caption=f"Shown: {shown}; simulated.",
+        percent=True,
+        caption=f"Shares of {shown}; simulated.",
         width=width,
     )
 
 
-def _start(start: Trace, num_slots: int, width: int) -> Figure:
+def _start(start: Trace, found: dict[str, Any], width: int) -> Figure:
     """The first steps as the engine took them."""
-    slots = int(start.meta["num_slots"])
-    return timeline(
-        start,
-        title=f"How it begins: the first {min(STEPS, len(start.steps))} steps",
-        labels=[f"Slots 0 to {slots - 1} of {num_slots:,}" if slots < num_slots else f"All {slots} slots"],
-        last_step=STEPS - 1,
-        width=max(480, width),
-    )
+    slots, num_slots, steps = int(start.meta["num_slots"]), found["num_slots"], min(STEPS, len(start.steps))
+    requests = sum(1 for _ in start.of(Arrived))
+    title, label = f"All {steps} steps", f"All {slots} slots"
+    if steps < found["steps"]:
+        title = f"Only the beginning: {steps} of {found['steps']:,} steps, {requests} of {found['requests']:,} requests"
+    if slots < num_slots:
+        label = f"Slots 0 to {slots - 1} of {num_slots:,}; the share is of these"
+    return timeline(start, title=title, labels=[label], last_step=STEPS - 1, width=max(480, width))

@@ -47,9 +47,12 @@ def assert_means(over_time: OverTime, pieces: list[Piece]) -> list[float]:
             if at < to
         )
         expected.append(total / (high - low))
-    xs, ys = over_time.means()
+    xs, ys, tops = ([part[k] for part in over_time.parts()] for k in range(3))
     assert xs == pytest.approx([(low + high) / 2 for low, high in parts])
     assert ys == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    highest = max((max(first, last) for a, b, first, last in pieces if a < b), default=0)
+    assert max(tops, default=0) == pytest.approx(highest)
+    assert all(top >= mean - 1e-4 for top, mean in zip(tops, ys, strict=True))
     return xs
 
 
@@ -79,7 +82,7 @@ def test_times_and_gaps_are_those_of_the_metrics(batching: Batching, num_blocks:
     gaps = sorted(gap for record in records for gap in record.itl_s)
     assert sorted(found.gaps.elements()) == pytest.approx(gaps, rel=5.1e-5)
     begin, total = trace.steps[0].start_s, 0.0
-    for middle, mean in zip(*found.used_blocks.means(), strict=True):
+    for middle, mean, _ in found.used_blocks.parts():
         length = 2 * (middle - begin)
         begin, total = begin + length, total + mean * length
     assert total == pytest.approx(simulation.fold.used_block_s)
@@ -129,9 +132,10 @@ def test_a_value_that_grows_is_cut_where_the_parts_are() -> None:
     over_time.add(3.0, 67.0, 0.0, 64.0)
     over_time.add(67.0, 70.0, 5.0, 5.0)
     over_time.add(100.5, 100.75, 9.0, 9.0)  # the last part is of 0.75 s
-    xs, ys = over_time.means()
+    xs, ys, tops = ([part[k] for part in over_time.parts()] for k in range(3))
     assert over_time.width_s == 1 and xs[:3] == [3.5, 4.5, 5.5] and xs[-2:] == [99.5, 100.375]
     assert ys == pytest.approx([*(k + 0.5 for k in range(64)), 5, 5, 5, *[0] * 30, 3])
+    assert tops == pytest.approx([*range(1, 65), 5, 5, 5, *[0] * 30, 9])
     assert over_time.peak == 64
 
 
