@@ -125,7 +125,7 @@ def kv_capacity(
         kv_dtype_bytes = dtype_bytes
     sizes = {"dtype_bytes": dtype_bytes, "kv_dtype_bytes": kv_dtype_bytes, "block_size": block_size}
     for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
+        if (name, value) != ("dtype_bytes", 0.5) and (not isinstance(value, int) or value < 1):  # weights of 4 bits
             raise InvalidRequestError(f"{name}={value!r}: must be a whole number of at least 1")
     shape = model_shape(model)
     if activation_bytes is None:

@@ -85,6 +85,7 @@ _SHORT = {
     "gb200": "GB200",
     "rtx4090": "RTX 4090",
 }
+SHORT_NAMES = tuple(_SHORT)
 _BY_NAME = {name.lower(): gpu for name, gpu in GPUS.items()} | {short: GPUS[name] for short, name in _SHORT.items()}
 
 

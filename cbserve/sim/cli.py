@@ -12,7 +12,7 @@ from shlex import join
 from typing import Any
 
 from cbserve.errors import CBServeError
-from cbserve.sim.settings import OPTIONS, Settings, flag_of, switch
+from cbserve.sim.settings import OPTIONS, Settings, flag_of, in_options, switch
 
 SUMMARY = "predict how a GPU serves a trace: the engine's own scheduler on a virtual clock, with a cost model"
 EPILOG = """examples:
@@ -21,14 +21,17 @@ EPILOG = """examples:
 """
 _GROUPS = {
     "traffic": ("trace", "workload", "requests", "seed", "limit", "rate", "max_tokens"),
-    "model and device": ("model", "gpu", "dtype_bytes", "eff_compute", "eff_memory", "overhead"),
+    "model and device": (
+        "model", "max_model_len", "gpu", "dtype_bytes", "kv_dtype_bytes", "eff_compute", "eff_memory", "overhead",
+    ),
     "scheduling": ("batching", "batch_size", "chunk", "max_num_seqs", "policy"),
     "memory": ("utilization", "num_blocks", "block_size", "prefix_caching", "preemption", "swap_space"),
-}
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every field of `Settings`, and what becomes of the result."""
+    parser.usage = "cbserve sim [OPTION ...]; cbserve sim --help lists the options"  # a bad value is one line below it
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     for title, names in _GROUPS.items():
@@ -66,6 +69,13 @@ def _add(group: Any, name: str) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises CBServeError: bad input, always before anything is simulated."""
+    try:
+        return _run(options)
+    except CBServeError as error:
+        raise CBServeError(in_options(str(error))) from error
+
+
+def _run(options: argparse.Namespace) -> int:
     settings = Settings(**{name: getattr(options, name) for name in OPTIONS})
     if options.no_report and options.report:
         raise CBServeError("--report and --no-report: give one of the two")
@@ -86,32 +96,37 @@ def run(options: argparse.Namespace) -> int:
 def _single(options: argparse.Namespace, settings: Settings, report: Path | None) -> int:
     from tqdm import tqdm
 
+    from cbserve.sim.assumptions import assumptions
     from cbserve.sim.beginning import Beginning
+    from cbserve.sim.paths import require_no_other_file
     from cbserve.sim.point import numbers, prepare
     from cbserve.sim.report import write_report
     from cbserve.sim.series import Series
     from cbserve.sim.words import tables
 
     settings.check()
+    if options.out is not None:
+        require_no_other_file(options.out)
     point, seen, start = prepare(settings), Series(), Beginning()
+    rests_on = assumptions(point)
     listeners = [] if report is None else [seen.add, start.add]
     begun = time.perf_counter()
     with tqdm(total=len(point.workload), unit="request", delay=1, leave=False, disable=None) as bar:
-        simulation = point.run(options.out, lambda output: bar.update() and None, listeners)
+        simulation, work = point.run(options.out, lambda output: bar.update() and None, listeners)
     took = time.perf_counter() - begun
-    found = numbers(simulation, settings)
+    found = numbers(simulation, work, settings)
     if options.json:
-        about = {"settings": settings.as_dict(), "assumptions": point.assumptions()}
+        about = {"settings": point.resolved(), "assumptions": rests_on}
         print(json.dumps(about | {"numbers": found}, indent=2))
     else:
         for table in tables(found, settings.slo):
             print(f"{table}\n")
-        print("\n".join(point.assumptions()))
+        print("\n".join(rests_on))
         print(f"{found['makespan_s']:,.1f} s of serving were simulated in {took:.2f} s.")
     if report is not None:
         title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
         first_steps = start.trace(simulation.trace.meta)
-        write_report(report, seen, first_steps, found, settings.slo, title, point.assumptions(), _command())
+        write_report(report, seen, first_steps, found, settings.slo, title, rests_on, _command())
     _say_where(options, report)
     return 0
 
@@ -120,7 +135,7 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
     from tqdm import tqdm
 
     from cbserve.sim.pool import Cluster, Processes, Runner, load_ray
-    from cbserve.sim.sweep import Record, check, grid, read_axes, sweep
+    from cbserve.sim.sweep import Record, check, grid, key_of, read_axes, sweep
     from cbserve.sim.sweep_report import refusals, sweep_table, write_sweep_report
 
     if options.out is None:
@@ -138,8 +153,14 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
     if record.dropped:
         print(f"cbserve: the last line of {options.out} was cut; its point runs again", file=sys.stderr)
     runner: Runner = Cluster(options.cluster) if options.cluster else Processes(options.jobs or _cores())
-    with tqdm(total=len(points), unit="point", disable=None) as bar:
-        rows, lost = sweep(points, record, runner, lambda num_done: bar.update(num_done) and None)
+    try:
+        with tqdm(total=len(points), unit="point", disable=None) as bar:
+            rows, lost = sweep(points, record, runner, lambda num_done: bar.update(num_done) and None)
+    except KeyboardInterrupt:
+        kept = sum(key_of(point) in record.found for point in points)
+        said = f"{kept:,} of {len(points):,} points are kept in {options.out}; the same command goes on"
+        print(f"cbserve: {said}", file=sys.stderr)
+        raise
     slo = dict(settings.slo)
     print(json.dumps(rows, indent=2) if options.json else sweep_table(rows, axes, slo))
     for at, why in refusals(rows, axes):

@@ -1,16 +1,19 @@
-"""The device of a simulated run: a GPU of the table, or this machine as it was calibrated."""
+"""The device of a simulated run: a GPU of the table, or what was calibrated: this machine, or another engine's run."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from cbserve.calibration import load_calibration
+from cbserve.calibration import calibration_path, load_calibration
+from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError
 from cbserve.hardware.capacity import CPU_KV_CACHE_BYTES, default_num_blocks, kv_capacity, peak_activation_bytes
-from cbserve.hardware.gpus import Gpu
+from cbserve.hardware.gpus import GPUS, Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
-from cbserve.hardware.models import model_shape
+from cbserve.hardware.models import ModelShape, model_shape
 from cbserve.hardware.roofline import Roofline
 from cbserve.sim.settings import Settings
 
@@ -28,9 +31,14 @@ class Device:
     name: str
     cost: Roofline
     source: str
-    table: Gpu | None  # None: as it was calibrated
+    table: Gpu | None  # None: its memory is not known
     is_cpu: bool = False
-    max_model_len: int | None = None  # of the model that it was calibrated with; None: not known
+    max_model_len: int | None = None  # most tokens of prompt and answer; None: no limit is known
+    limit: str = ""  # who says so
+
+    @property
+    def kv_dtype_bytes(self) -> int:
+        return self.cost.kv_dtype_bytes or self.cost.dtype_bytes
 
     def room(self, utilization: float, max_num_tokens: int, max_num_seqs: int, block_size: int) -> tuple[int, str]:
         """Blocks of the KV cache that an engine makes here, and what they come from, in words.
@@ -42,21 +50,22 @@ class Device:
         Raises:
             CBServeError: the weights do not fit (with the arithmetic), or the memory is not known.
         """
-        model, dtype_bytes = self.cost.model, self.cost.dtype_bytes
+        model, dtype_bytes, kv_dtype_bytes = self.cost.model, self.cost.dtype_bytes, self.kv_dtype_bytes
         if self.table is not None:
-            activations = peak_activation_bytes(model, max_num_tokens, max_num_seqs, dtype_bytes)
-            capacity = kv_capacity(model, self.table, utilization, activations, dtype_bytes, block_size=block_size)
+            sixteen_bits = 2 if dtype_bytes < 1 else dtype_bytes  # what small weights are multiplied with
+            activations = peak_activation_bytes(model, max_num_tokens, max_num_seqs, sixteen_bits)
+            capacity = kv_capacity(model, self.table, utilization, activations, dtype_bytes, kv_dtype_bytes, block_size)
             gb = [f"{value / 1e9:.3g}" for value in (
                 utilization * self.table.memory_bytes, capacity.weights_bytes, capacity.activation_bytes,
             )]  # fmt: skip
-            why = f"from {gb[0]} GB usable - {gb[1]} GB of weights - {gb[2]} GB of activations (estimated)"
+            why = f"from {gb[0]} GB usable - {gb[1]} GB of weights - {gb[2]} GB of activations and runtime (estimated)"
             return capacity.num_blocks, why
         if not self.is_cpu:
             raise CBServeError(
                 f"the memory of {self.name} for a KV cache is not known: give --num-blocks (`cbserve twin` prints the "
                 "engine's own as `KV pool`)"
             )
-        block_bytes = model.block_bytes(block_size, dtype_bytes)
+        block_bytes = model.block_bytes(block_size, kv_dtype_bytes)
         num_blocks = default_num_blocks(CPU_KV_CACHE_BYTES, block_bytes, block_size, max_num_seqs, self.max_model_len)
         most = f"{CPU_KV_CACHE_BYTES / 1e6:.0f} MB"
         if self.max_model_len is not None:
@@ -65,26 +74,76 @@ class Device:
 
 
 def device_of(settings: Settings) -> Device:
-    """Raises CBServeError: no model or GPU of that name (the message lists all), or no calibration of this machine."""
+    """The device with its model.
+
+    Raises:
+        CBServeError: no model or GPU of that name (the message lists all), no calibration, or a share of a memory that
+            is not known.
+    """
+    kv_dtype_bytes = settings.kv_dtype_bytes
+    if kv_dtype_bytes is None and (settings.dtype_bytes or 1) < 1:
+        kv_dtype_bytes = 2
     named = {"eff_compute": settings.eff_compute, "eff_memory": settings.eff_memory, "overhead_s": settings.overhead,
-             "dtype_bytes": settings.dtype_bytes}  # fmt: skip
+             "dtype_bytes": settings.dtype_bytes, "kv_dtype_bytes": kv_dtype_bytes}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     given["block_size"] = settings.block_size
-    if settings.gpu == "this":
-        return _this(settings.model, given)
-    gpu = find_gpu(settings.gpu)
-    return Device(gpu.name, Roofline.on(gpu, settings.model or MODEL, **given), _FITTED, gpu)
+    file = calibration_file(settings.gpu)
+    if file is not None:
+        device = _calibrated(settings, file, given)
+    else:
+        gpu = find_gpu(settings.gpu)
+        device = _limited(Device(gpu.name, Roofline.on(gpu, settings.model or MODEL, **given), _FITTED, gpu))
+    if settings.utilization is not None and device.table is None:
+        settings.refuse("utilization")
+    if settings.max_model_len is not None:
+        device = replace(device, max_model_len=settings.max_model_len, limit="as given")
+    return device
 
 
-def _this(model: str | None, given: dict[str, Any]) -> Device:
+def calibration_file(gpu: str) -> Path | None:
+    """Where the calibration lies that `--gpu` names; None for a GPU of the table.
+
+    Raises:
+        CBServeError: it names neither.
+    """
+    if gpu == "this":
+        return calibration_path()
+    try:
+        find_gpu(gpu)
+    except InvalidRequestError as error:
+        if gpu.endswith(".json") or Path(gpu).is_file():
+            return Path(gpu)
+        names = str(error).removesuffix(", or describe yours as a Gpu")
+        raise InvalidRequestError(f"{names}, `this`, or a file of `cbserve calibrate --out`") from None
+    return None
+
+
+def _calibrated(settings: Settings, file: Path, given: dict[str, Any]) -> Device:
     """As it was calibrated; without a model, with the one that it was calibrated with."""
-    calibration = load_calibration()
+    calibration = load_calibration(None if settings.gpu == "this" else file)
+    about, gpu = calibration.environment, GPUS.get(calibration.device)
     cost = replace(calibration.cost(), **given)
-    source = f"calibrated with {calibration.model.name} on {calibration.created[:10]} ({calibration.clock})"
-    about = calibration.environment
-    max_model_len = about.get("max_model_len")
-    if model is not None and (shape := model_shape(model)) != calibration.model:
-        cost, source = replace(cost, model=shape), f"{source}; for {shape.name} an assumption"
-        max_model_len = None
+    what, run = f"{calibration.model.name} on {calibration.created[:10]}", about.get("fitted_to")
+    source = f"calibrated with {what} ({calibration.clock})" if run is None else f"fitted to {what}, {run}"
     is_cpu = bool(about.get("threads"))  # 0 on a GPU, nothing where another engine's run was fitted
-    return Device(calibration.device, cost, source, None, is_cpu, max_model_len)
+    device = Device(calibration.device, cost, source, gpu, is_cpu)
+    if settings.model is not None and (shape := model_shape(settings.model)) != calibration.model:
+        source = f"{source}; for {shape.name} an assumption"
+        return _limited(replace(device, cost=replace(cost, model=shape), source=source))
+    if (length := about.get("max_model_len")) is not None:
+        return replace(device, max_model_len=length, limit="that of the calibrated engine")
+    return _limited(device)
+
+
+def _limited(device: Device) -> Device:
+    """With the length that its model was made for, where a config.json says it: the table has none."""
+    length = _max_position_embeddings(device.cost.model)
+    return device if length is None else replace(device, max_model_len=length, limit="by its config.json")
+
+
+def _max_position_embeddings(model: ModelShape) -> int | None:
+    config = Path(model.source)
+    if not config.is_file():
+        return None
+    length = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None

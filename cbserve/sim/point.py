@@ -12,16 +12,18 @@ from typing import Any
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.policies import FCFS, Policy, Priority
+from cbserve.core.run_fold import RunFold
 from cbserve.core.trace import Event
 from cbserve.outputs import RequestOutput
 from cbserve.sim.device import Device, device_of
-from cbserve.sim.settings import Settings
+from cbserve.sim.settings import WORKLOADS, Settings, in_options
+from cbserve.sim.work import Work
 from cbserve.simulation import Simulation, simulate
 from cbserve.workloads.readers import read_trace
 from cbserve.workloads.synthetic import azure_twin
 from cbserve.workloads.workload import Workload
 
-BATCH_SIZE, MAX_NUM_SEQS, UTILIZATION, SWAP_GIB = 32, 256, 0.9, 4.0
+REQUESTS, BATCH_SIZE, MAX_NUM_SEQS, UTILIZATION, SWAP_GIB = 1000, 32, 256, 0.9, 4.0
 CHUNK = {"continuous": 16_384, "mixed": 2048, "prefill-first": 2048}  # a whole prompt must fit into a step, or a chunk
 PERCENTILES = (50, 90, 99)
 
@@ -43,13 +45,14 @@ class Point:
         trace_path: str | Path | None = None,
         progress: Callable[[RequestOutput], None] | None = None,
         listeners: Iterable[Callable[[Event], None]] = (),
-    ) -> Simulation:
+    ) -> tuple[Simulation, Work]:
         """Simulate it, keeping no trace. Arguments and errors are those of `simulate`."""
         settings, cost = self.settings, self.device.cost
         policy: Policy = Priority() if settings.policy == "priority" else FCFS()
         swap_bytes = (settings.swap_space or SWAP_GIB) * 2**30 if settings.preemption == "swap" else 0
-        block_bytes = cost.model.block_bytes(settings.block_size, cost.dtype_bytes)
-        return simulate(
+        block_bytes = cost.model.block_bytes(settings.block_size, self.device.kv_dtype_bytes)
+        work = Work(cost)
+        simulation = simulate(
             self.workload,
             cost,
             self.num_blocks,
@@ -60,45 +63,40 @@ class Point:
             preemption=settings.preemption,
             num_host_blocks=int(swap_bytes // block_bytes),
             max_tokens=self.max_tokens,
+            max_model_len=self.device.max_model_len,
             keep_trace=False,
             trace_path=trace_path,
             progress=progress,
-            listeners=listeners,
+            listeners=[work.add, *listeners],
             meta={"model": cost.model.name, "device": f"{self.device.name} (simulated)"},
         )
+        return simulation, work
 
-    def assumptions(self) -> list[str]:
-        """What the numbers rest on, a sentence each."""
-        cost, device = self.device.cost, self.device
-        step = (
-            f"Simulated: the engine's own scheduler on a virtual clock. A step of {cost.model.name} on {device.name} "
-            f"takes the longer of FLOPs / ({cost.flops / 1e12:.4g} TFLOP/s x {cost.eff_compute:.3g}) and bytes / "
-            f"({cost.memory_bytes_s / 1e9:.4g} GB/s x {cost.eff_memory:.3g}), plus {cost.overhead_s * 1e3:.3g} ms."
-        )
-        return [step, self._efficiencies(), self._memory(), self._traffic()]
-
-    def _efficiencies(self) -> str:
-        names = ("eff_compute", "eff_memory", "overhead")
-        given = ["--" + name.replace("_", "-") for name in names if getattr(self.settings, name) is not None]
-        if len(given) == len(names):
-            return "Efficiencies and overhead: as given."
-        return f"Efficiencies and overhead: {self.device.source}" + (
-            f"; {', '.join(given)} as given." if given else "."
-        )
-
-    def _memory(self) -> str:
-        size = self.settings.block_size
-        room = f"{self.num_blocks:,} blocks of {size} = {self.num_blocks * size:,} tokens"
-        return f"KV cache: {room}, {self.room}."
-
-    def _traffic(self) -> str:
-        workload = self.workload
-        said = f"Workload: {workload.name}, {len(workload):,} requests"
-        if not math.isnan(workload.rate):
-            said += f", {workload.rate:.4g} a second"
-        if self.batching.keeps_finished:
-            said += f"; a batch reserves room for answers of {self.max_tokens:,} tokens"
-        return "; ".join(part for part in (said, workload.note, workload.source) if part) + "."
+    def resolved(self) -> dict[str, Any]:
+        """All settings as they are used, as JSON can hold them; None where one has no part in this run."""
+        settings, device, rows = self.settings, self.device, self.batching.max_num_seqs
+        is_static, is_twin = settings.batching == "static", settings.trace is None
+        is_share = device.table is not None and settings.num_blocks is None
+        return settings.as_dict() | {
+            "workload": _workload(settings) if is_twin else None,
+            "requests": _requests(settings) if is_twin else None,
+            "seed": settings.seed or 0 if is_twin else None,
+            "rate": settings.rate or _known(self.workload.rate),
+            "max_tokens": self.max_tokens,
+            "model": settings.model or device.cost.model.name,
+            "max_model_len": device.max_model_len,
+            "dtype_bytes": device.cost.dtype_bytes,
+            "kv_dtype_bytes": device.kv_dtype_bytes,
+            "eff_compute": device.cost.eff_compute,
+            "eff_memory": device.cost.eff_memory,
+            "overhead": device.cost.overhead_s,
+            "batch_size": rows if is_static else None,
+            "chunk": None if is_static else self.batching.max_num_batched_tokens,
+            "max_num_seqs": None if is_static else rows,
+            "swap_space": settings.swap_space or SWAP_GIB if settings.preemption == "swap" else None,
+            "utilization": settings.utilization or UTILIZATION if is_share else None,
+            "num_blocks": self.num_blocks,
+        }
 
 
 def prepare(settings: Settings) -> Point:
@@ -137,10 +135,17 @@ def workload_of(settings: Settings) -> Workload:
     if settings.trace is not None:
         workload = _read(settings.trace, settings.limit)
     else:
-        name = (settings.workload or "azure-conv").removeprefix("azure-")
-        workload = _twin(name, 1000 if settings.requests is None else settings.requests, settings.seed or 0)
+        workload = _twin(_workload(settings).removeprefix("azure-"), _requests(settings), settings.seed or 0)
         workload = workload if settings.limit is None else workload.first(settings.limit)
     return workload if settings.rate is None else workload.scaled(settings.rate)
+
+
+def _workload(settings: Settings) -> str:
+    return settings.workload or WORKLOADS[0]
+
+
+def _requests(settings: Settings) -> int:
+    return settings.requests or REQUESTS
 
 
 @lru_cache(maxsize=1)  # the points of a sweep mostly share it
@@ -153,8 +158,12 @@ def _twin(name: str, num_requests: int, seed: int) -> Workload:
     return azure_twin(name, num_requests, seed)
 
 
-def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
-    """The run as JSON can hold it: times in seconds, rates a second, shares in 0..1; None where there is no value."""
+def numbers(simulation: Simulation, work: Work, settings: Settings) -> dict[str, Any]:
+    """The run as JSON can hold it: times in seconds, rates a second, shares in 0..1; None where there is no value.
+
+    `kept_share` is of all requests, for each objective alone. `busy_share` is of the time from the first arrival on;
+    the other shares of the device are of the time in which a step ran.
+    """
     fold, summary = simulation.fold, simulation.summary
     num_blocks = int(simulation.trace.meta["num_blocks"])
     served = {"ttft": fold.ttft_s, "tpot": fold.tpot_s, "e2e": fold.e2e_s}
@@ -168,7 +177,7 @@ def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
     return {
         "requests": summary.num_requests,
         "refused": summary.num_refused,
-        "first_refusal": simulation.refused[0][1] if simulation.refused else None,
+        "first_refusal": in_options(simulation.refused[0][1]) if simulation.refused else None,
         "steps": summary.num_steps,
         "makespan_s": summary.makespan_s,
         "prompt_tokens": summary.num_prompt_tokens,
@@ -178,6 +187,12 @@ def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
         "latency_s": latency,
         "goodput_per_s": goodput,
         "goodput_share": None if goodput is None else goodput * summary.makespan_s / summary.num_requests,
+        "kept_share": _kept(fold, settings),
+        "busy_share": _known(work.busy_s / summary.makespan_s if summary.makespan_s else math.nan),
+        "compute_bound_share": _known(work.compute_bound_s / work.busy_s if work.busy_s else math.nan),
+        "flop_utilisation": _known(work.flop_utilisation),
+        "bandwidth_utilisation": _known(work.bandwidth_utilisation),
+        "prefix_hit_rate": _known(work.prefix_hit_rate) if settings.prefix_caching else None,
         "slot_utilisation": _known(summary.slot_utilisation),
         "num_slots": int(simulation.trace.meta["num_slots"]),
         "occupancy": _known(summary.occupancy),
@@ -186,6 +201,17 @@ def numbers(simulation: Simulation, settings: Settings) -> dict[str, Any]:
         "num_blocks": num_blocks,
         "preemptions": summary.num_preemptions,
     }
+
+
+def _kept(fold: RunFold, settings: Settings) -> dict[str, float | None]:
+    """Of all requests, those that keep each objective; none does without a first token, and a nan breaks none."""
+    values = {"ttft": fold.ttft_s, "tpot": fold.tpot_s, "itl": fold.longest_itl_s, "e2e": fold.e2e_s}
+    shares: dict[str, float | None] = {}
+    for name, limit in settings.slo:
+        pairs = zip(fold.ttft_s, values[name], strict=True)
+        num_kept = sum(not math.isnan(ttft) and not value > limit for ttft, value in pairs)
+        shares[name] = num_kept / fold.num_requests if fold.num_requests else None
+    return shares
 
 
 def _known(value: float) -> float | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, NoReturn
 
 from cbserve.core.run_fold import LIMITS
 from cbserve.errors import CBServeError
+from cbserve.hardware.gpus import SHORT_NAMES
+from cbserve.hardware.models import MODELS
 
 BATCHINGS = {
     "static": "a batch of --batch-size runs until its longest answer is done",
@@ -34,6 +37,12 @@ def _number(text: str, kind: Callable[[str], float], fits: Callable[[Any], bool]
 
 def count(text: str) -> int:
     return int(_number(text, int, lambda value: value >= 1, "a whole number of at least 1"))
+
+
+def weight_bytes(text: str) -> float:
+    """4 bits, or whole bytes."""
+    rule = "0.5 or a whole number of at least 1"
+    return 0.5 if text in ("0.5", ".5") else int(_number(text, int, lambda value: value >= 1, rule))
 
 
 def whole(text: str) -> int:
@@ -94,10 +103,26 @@ class Settings:
     rate: float | None = _option(positive, None, "requests a second: arrival times are scaled to it")
     max_tokens: int | None = _option(count, None, "most tokens of an answer")
     model: str | None = _option(
-        str, None, "a name of the table, or the folder of a Hugging Face config.json (llama-3.1-8b)"
+        str,
+        None,
+        f"{', '.join(map(str.lower, MODELS))}, or the folder of a Hugging Face config.json (llama-3.1-8b; with a "
+        "calibration, its model)",
     )
-    gpu: str = _option(str, "a100-80", "a name of the table, or `this`: as `cbserve calibrate` measured this machine")
-    dtype_bytes: int | None = _option(count, None, "bytes of a weight and of a value in the KV cache (2)")
+    max_model_len: int | None = _option(
+        count, None, "most tokens of prompt and answer together (what config.json or a calibration says; else no limit)"
+    )
+    gpu: str = _option(
+        str,
+        "a100-80",
+        f"{', '.join(SHORT_NAMES)}; or `this`: as `cbserve calibrate` measured this machine; or the file that "
+        "`cbserve calibrate --out` wrote",
+    )
+    dtype_bytes: float | None = _option(
+        weight_bytes, None, "bytes of a weight: 0.5, 1, 2 or 4; FLOP/s stay those of 16 bits (2)"
+    )
+    kv_dtype_bytes: int | None = _option(
+        count, None, "bytes of a value in the KV cache (those of a weight; 2 where that has less than 1)"
+    )
     batching: str = _option(
         str, "mixed", "; ".join(f"{name}: {what}" for name, what in BATCHINGS.items()), tuple(BATCHINGS)
     )
@@ -122,7 +147,12 @@ class Settings:
     eff_memory: float | None = _option(share, None, "share of its memory bandwidth that is reached (0.65)")
     overhead: float | None = _option(seconds, None, "seconds added to every step (0.0005)")
     slo: Objectives = _option(
-        objectives, (), "objectives for goodput in seconds: ttft=0.5,itl=0.1; also tpot, e2e", (), False
+        objectives,
+        (),
+        "objectives for goodput in seconds: ttft=0.5,itl=0.1; also tpot, e2e. A request keeps itl when its longest gap "
+        "does, while the ITL of the table is over all gaps together",
+        (),
+        False,
     )
 
     def without_effect(self) -> list[str]:
@@ -146,7 +176,7 @@ class Settings:
             "workload": "--trace; give one of the two", "requests": "--trace; take --limit", "seed": "--trace",
             "batch_size": f"--batching {self.batching}, only with static; take --max-num-seqs",
             "chunk": "--batching static, which packs whole prompts",
-            "utilization": "--gpu this; take --num-blocks" if self.num_blocks is None else "--num-blocks",
+            "utilization": f"--gpu {self.gpu}; take --num-blocks" if self.num_blocks is None else "--num-blocks",
             "max_num_seqs": "--batching static; take --batch-size", "swap_space": "--preemption recompute",
         }  # fmt: skip
         raise CBServeError(f"{flag_of(name)} has no effect with {partners[name]}")
@@ -166,6 +196,19 @@ OPTIONS: dict[str, Field[Any]] = {option.name: option for option in fields(Setti
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+# What messages of the library call what an option sets. An engine that asks for max_tokens shows its value.
+_LIBRARY_NAMES = {
+    "max_num_batched_tokens": "chunk", "kv_cache_bytes": "utilization", "overhead_s": "overhead",
+    **{name: name for name in OPTIONS if "_" in name},
+}  # fmt: skip
+_IN_MESSAGE = re.compile(rf"(?<![-\w])(?<!\+ )({'|'.join(_LIBRARY_NAMES)})\b(=(?=\S))?")
+
+
+def in_options(message: str) -> str:
+    """A message of the library with the options' names: "dtype_bytes=1" is "--dtype-bytes 1" here."""
+    return _IN_MESSAGE.sub(lambda found: flag_of(_LIBRARY_NAMES[found[1]]) + (" " if found[2] else ""), message)
 
 
 def parse(name: str, text: str) -> Any:

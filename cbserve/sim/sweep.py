@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from cbserve import __version__
-from cbserve.calibration import calibration_path
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError
-from cbserve.sim.device import device_of
+from cbserve.sim.device import calibration_file, device_of
+from cbserve.sim.paths import POINT
 from cbserve.sim.point import numbers, prepare, workload_of
 from cbserve.sim.pool import Lost, Runner
-from cbserve.sim.settings import OPTIONS, Settings, parse
+from cbserve.sim.settings import OPTIONS, Settings, in_options, parse
 
 MOST_POINTS = 100_000
 Axes = dict[str, list[Any]]
@@ -75,7 +75,7 @@ def check(points: Sequence[Settings]) -> None:
     """
     seen: set[tuple[object, ...]] = set()
     for point in points:
-        device = (point.model, point.gpu)
+        device = (point.model, point.gpu, point.utilization is None)
         if device not in seen:
             device_of(point)
         traffic = (point.trace, point.workload, point.requests, point.seed, point.limit, point.rate)
@@ -86,12 +86,12 @@ def check(points: Sequence[Settings]) -> None:
 
 def key_of(settings: Settings) -> str:
     """What the numbers follow from: all settings, the content of the files that they name, and the version."""
-    named = [settings.trace, settings.model, str(calibration_path()) if settings.gpu == "this" else None]
-    files = {path: _digest(path) for path in named if path and os.path.exists(path)}
+    named = [settings.trace, settings.model, calibration_file(settings.gpu)]
+    files = {str(path): _digest(path) for path in named if path and os.path.exists(path)}
     return json.dumps({"settings": settings.as_dict(), "files": files, "version": __version__}, sort_keys=True)
 
 
-def _digest(path: str) -> str:
+def _digest(path: str | Path) -> str:
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
     try:
@@ -102,11 +102,13 @@ def _digest(path: str) -> str:
 
 
 def run_point(settings: Settings) -> dict[str, Any]:
-    """Simulate one point: {"numbers": ...}, or {"error": ...} where it is refused. It runs in a worker."""
+    """Simulate one point: {"settings": all of them as used, "numbers": ...}, or {"error": ...} where it is refused. It
+    runs in a worker."""
     try:
-        return {"numbers": numbers(prepare(settings).run(), settings)}
+        point = prepare(settings)
+        return {"settings": point.resolved(), "numbers": numbers(*point.run(), settings)}
     except InvalidRequestError as error:  # it will never fit; what may pass, such as a trace out of reach, is raised
-        return {"error": str(error)}
+        return {"error": in_options(str(error))}
 
 
 class Record:
@@ -139,9 +141,9 @@ class Record:
                 raise CBServeError(
                     f"{self.path}, line {number}: is no point of a sweep; give another --out, or delete the file"
                 ) from None
-        rest, begins = data[len(whole) :], b'{"key": '
+        rest = data[len(whole) :]
         if rest:  # the sweep was killed while it wrote
-            if not rest.startswith(begins) and not begins.startswith(rest):
+            if not rest.startswith(POINT) and not POINT.startswith(rest):
                 raise CBServeError(f"{self.path}: its last line is no point of a sweep; give another --out")
             self.dropped = True
             with open(self.path, "r+b") as file:

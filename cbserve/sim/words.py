@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cbserve.sim.settings import Objectives
@@ -27,6 +27,23 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     if slo:
         rate = _of(found["goodput_per_s"], "requests/s")
         rows.append(("goodput", f"{rate}, {share(found['goodput_share'])} of all, kept {limits(slo)}"))
+        kept = (f"{objective(name)} {share(value)}" for name, value in found["kept_share"].items())
+        rows.append(("each limit alone", f"kept by: {', '.join(kept)}"))
+    if found["busy_share"] is not None:
+        rows += [
+            (
+                "busy",
+                f"{share(found['busy_share'])} of the time, {share(found['compute_bound_share'])} of that bound by "
+                "compute, the rest by memory",
+            ),
+            (
+                "of the peak",
+                f"{share(found['flop_utilisation'])} of FLOP/s, {share(found['bandwidth_utilisation'])} of memory "
+                "bandwidth, while busy",
+            ),
+        ]
+    if found["prefix_hit_rate"] is not None:
+        rows.append(("prefix cache", f"{share(found['prefix_hit_rate'])} of prompt tokens found"))
     rows += [
         ("slot utilisation", f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots"),
         ("KV cache in use", f"{share(found['kv_mean'])} on the mean while busy, {share(found['kv_peak'])} at the peak"),
@@ -37,12 +54,35 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
         [label, *(milliseconds(found["latency_s"][name].get(which)) for which in STATISTICS)]
         for name, label in LATENCIES.items()
     ]
-    return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies)]
+    note = "ITL: over all gaps together, while the objective is for each request's longest."
+    return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies, note if "itl" in dict(slo) else "")]
 
 
 def limits(slo: Iterable[tuple[str, float]]) -> str:
-    """ "TTFT <= 0.5 s, ITL <= 0.1 s"."""
-    return ", ".join(f"{LATENCIES[name]} <= {number(limit)} s" for name, limit in slo)
+    """ "TTFT <= 0.5 s, longest ITL <= 0.1 s"."""
+    return ", ".join(f"{objective(name)} <= {number(limit)} s" for name, limit in slo)
+
+
+def objective(name: str) -> str:
+    """What of a request is held against its limit: of its ITL the longest."""
+    return f"longest {LATENCIES[name]}" if name == "itl" else LATENCIES[name]
+
+
+def settings_in_words(used: Mapping[str, object]) -> str:
+    """ "batching mixed, chunk 2,048": options that have a part in the run."""
+    return ", ".join(f"{dashed(name)} {said(value)}" for name, value in used.items() if value is not None)
+
+
+def dashed(name: str) -> str:
+    """An option as the command line has it."""
+    return name.replace("_", "-")
+
+
+def said(value: object) -> str:
+    """The value of an option."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return number(value) if isinstance(value, int | float) else str(value)
 
 
 def milliseconds(value: float | None) -> float | None:

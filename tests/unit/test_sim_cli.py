@@ -16,6 +16,7 @@ from cbserve import cli
 from cbserve.calibration import Calibration
 from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
+from cbserve.hardware.gpus import gpu
 from cbserve.hardware.models import model_shape
 from cbserve.sim import point as points
 from cbserve.simulation import simulate
@@ -44,7 +45,47 @@ def test_the_table_says_what_the_json_does(capsys: pytest.CaptureFixture[str]) -
     assert 0 < found["kv_mean"] < found["kv_peak"] < 1
     for line in said["assumptions"]:
         assert line in text
-    assert "312 TFLOP/s x 0.72" in text and "synthetic" in text and "kept TTFT <= 0.5 s, ITL <= 0.1 s" in text
+    assert "312 TFLOP/s x 0.72" in text and "synthetic" in text and "kept TTFT <= 0.5 s, longest ITL <= 0.1 s" in text
+    kept = found["kept_share"]
+    assert f"TTFT {percent(kept['ttft'])}, longest ITL {percent(kept['itl'])}" in text
+    assert max(0, sum(kept.values()) - 1) <= found["goodput_share"] <= min(kept.values())
+    assert f"busy              {percent(found['busy_share'])} of the time" in text
+    assert 0 < found["flop_utilisation"] < 0.72 and 0 < found["bandwidth_utilisation"] < 0.65
+    assert f"{percent(found['bandwidth_utilisation'])} of memory bandwidth" in text
+    assert found["prefix_hit_rate"] is None and "prefix cache" not in text
+
+
+def test_the_limit_of_itl_is_for_the_longest_gap_of_a_request_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sim", "--requests", "300", "--rate", "2", "--slo", "itl=0.1"]
+    assert cli.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["numbers"]
+    assert found["latency_s"]["itl"]["p90"] < 0.1 and found["kept_share"]["itl"] < 0.6  # nine of ten gaps are short
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "over all gaps together, while the objective is for each request's longest" in text
+
+
+def test_all_settings_are_told_as_they_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"chunk": 512, "seed": 3}
+    assert cli.main([*FEW, "--chunk", "512", "--seed", "3", "--prefix-caching", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    used = said["settings"]
+    assert used | given == used
+    assert used["model"] == "Llama-3.1-8B" and used["max_num_seqs"] == 256 and used["workload"] == "azure-conv"
+    assert used["eff_memory"] == 0.65 and used["overhead"] == 0.0005 and used["utilization"] == 0.9
+    assert used["num_blocks"] == said["numbers"]["num_blocks"] and used["dtype_bytes"] == used["kv_dtype_bytes"] == 2
+    without = {name for name, value in used.items() if value is None}
+    assert without == {"trace", "limit", "max_tokens", "max_model_len", "batch_size", "swap_space"}
+    assert "batching mixed, chunk 512, max-num-seqs 256, policy fcfs, prefix-caching on" in " ".join(
+        said["assumptions"]
+    )
+    assert 0 <= said["numbers"]["prefix_hit_rate"] < 1
+
+
+@pytest.mark.parametrize("batching", ["static", "mixed"])
+def test_priorities_that_no_request_has_are_noted(batching: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*FEW, "--policy", "priority", "--batching", batching]) == 0
+    assert "have the same priority, so they are served as by fcfs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("batching", ["static", "continuous", "mixed", "prefill-first"])
@@ -65,7 +106,7 @@ def test_overrides_are_used_and_said(capsys: pytest.CaptureFixture[str]) -> None
     tpot = [said["numbers"]["latency_s"]["tpot"]["p50"] for said in (usual, slowed)]
     assert 1.8 < tpot[1] / tpot[0] < 2.6
     text = " ".join(slowed["assumptions"])
-    assert "x 0.36)" in text and "plus 1 ms" in text and "overhead: as given" in text
+    assert "x 0.36)" in text and "x 0.325), plus 1 ms" in text and "overhead: as given" in text
     assert slowed["numbers"]["num_blocks"] == 3000 and "3,000 blocks of 16 = 48,000 tokens, as given" in text
 
 
@@ -85,6 +126,8 @@ def test_this_machine_is_as_it_was_calibrated(
     calibration.save()
     for more, said in (
         ([], "Qwen2.5-0.5B on a small box takes the longer of FLOPs / (0.1 TFLOP/s x 0.5)"),
+        ([], "GB/s x 0.25), plus 1 of the shorter (overlap 0), plus 2 ms"),
+        (["--requests", "60"], "at most 2,048 tokens of prompt and answer, that of the calibrated engine"),
         (["--overhead", "0.5"], "plus 500 ms"),
         (["--model", "llama-3.1-8b"], "2026-01-02 (wall clock, 2 threads); for Llama-3.1-8B an assumption"),
     ):
@@ -113,12 +156,76 @@ def test_this_machine_is_as_it_was_calibrated(
         assert "give --num-blocks" in capsys.readouterr().err
 
 
+def test_the_constants_of_another_run_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    constants = {"eff_compute": 0.87, "eff_memory": 0.88, "overhead_s": 0.0024, "overlap": 1.0}
+    fit = Calibration(
+        model_shape("llama-3.1-8b"), "RTX 4090", 165.2e12, 1008e9, constants | {"host_link_bytes_s": 32e9}, {},
+        "2026-01-02T03:04:05Z", environment={"fitted_to": "vllm.requests.jsonl"},
+    ).save(tmp_path / "fit.json")  # fmt: skip
+    usable, step = gpu("rtx4090").memory_bytes / 1e9, "on RTX 4090 takes the longer of FLOPs / (165.2 TFLOP/s x 0.87)"
+    source = "fitted to Llama-3.1-8B on 2026-01-02, vllm.requests.jsonl"
+    for more, said in (
+        ([], [f"Llama-3.1-8B {step}", f"{source}.", f"from {0.9 * usable:.3g} GB usable"]),
+        (["--model", "llama-3.1-8b"], [f"{source}."]),
+        (["--model", "qwen2.5-0.5b"], [f"Qwen2.5-0.5B {step}", f"{source}; for Qwen2.5-0.5B an assumption."]),
+        (["--utilization", "0.8"], [f"from {0.8 * usable:.3g} GB usable"]),
+        (["--preemption", "swap"], ["Swaps move 32 GB/s."]),
+    ):
+        assert cli.main([*FEW, "--gpu", str(fit), *more]) == 0
+        text = capsys.readouterr().out
+        assert all(words in text for words in said), text
+    sweep = ["--sweep", f"gpu=rtx4090,{fit}", "--jobs", "1", "--out", str(tmp_path / "s.jsonl"), "--json"]
+    assert cli.main([*FEW, *sweep]) == 0
+    table, fitted = (row["numbers"]["makespan_s"] for row in json.loads(capsys.readouterr().out))
+    assert fitted < table
+    assert cli.main([*FEW, "--gpu", str(tmp_path / "no.json")]) == 2
+    assert "there is no calibration at" in capsys.readouterr().err
+
+
+def test_bytes_of_weights_and_of_the_cache_are_two_options(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = {}
+    for weight, value in (("2", None), ("2", "1"), ("1", None), ("0.5", None), ("0.5", "1")):
+        more = [] if value is None else ["--kv-dtype-bytes", value]
+        assert cli.main([*FEW, "--gpu", "l4", "--dtype-bytes", weight, *more, "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        blocks[weight, value] = said["numbers"]["num_blocks"]
+        assert "FLOP/s stay as above, those of 16 bits" in " ".join(said["assumptions"])
+        used = said["settings"]["dtype_bytes"], said["settings"]["kv_dtype_bytes"]
+        assert used == (float(weight), float(value or (weight if weight != "0.5" else 2)))
+    assert blocks["2", "1"] == pytest.approx(2 * blocks["2", None], abs=1)
+    assert blocks["0.5", "1"] == pytest.approx(2 * blocks["0.5", None], abs=1)
+    freed = 1.5 * 8.03e9 / (16 * 131072)  # 4 bits instead of 16, in blocks of 16 tokens
+    assert blocks["0.5", None] - blocks["2", None] == pytest.approx(freed, abs=1)
+
+
+def test_requests_beyond_the_length_of_the_model_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = model_shape("qwen2.5-0.5b")
+    config = {
+        "model_type": "qwen2", "hidden_size": shape.hidden_size, "num_hidden_layers": 2, "vocab_size": 1000,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "max_position_embeddings": 1500,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for more, limit, said in (
+        ([], 1500, "1,500 tokens of prompt and answer, by its config.json"),
+        (["--max-model-len", "700"], 700, "700 tokens of prompt and answer, as given"),
+    ):
+        assert cli.main([*FEW, "--model", str(tmp_path), *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        num_longer = sum(len(job.prompt) >= limit for job in points._twin("conv", 40, 0).jobs)
+        assert found["numbers"]["refused"] == num_longer > 0 and str(limit) in found["numbers"]["first_refusal"]
+        assert said in " ".join(found["assumptions"]) and found["settings"]["max_model_len"] == limit
+    assert cli.main(FEW) == 0
+    assert "Length: no limit (Llama-3.1-8B's is not known; --max-model-len sets one)" in capsys.readouterr().out
+
+
 def test_swapping_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     tight = ["sim", "--requests", "60", "--rate", "20", "--num-blocks", "200", "--preemption", "swap", "--json"]
     assert cli.main(tight) == 0
     found = json.loads(capsys.readouterr().out)["numbers"]
     assert found["preemptions"] > 0 and found["kv_peak"] > 0.9
-    assert found["refused"] > 0 and "200" in found["first_refusal"]
+    assert found["refused"] > 0 and "200" in found["first_refusal"] and "--num-blocks" in found["first_refusal"]
 
 
 def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +242,8 @@ def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(figures) == 10  # five, each wide and narrow
     assert all(re.search(r"<title[^>]*>.+?</title><desc[^>]*>.+?</desc>", figure) for figure in figures)
     assert page.count("<figcaption") == 10 and page.count("parts of 0.125 s") == 6
+    assert "Only the beginning: 60 of " in page and "bands: up to the most within a part" in page
+    assert re.search("Shares of [0-9,]+ gaps", page)
     ids = re.findall(r'<svg[^>]* id="(\w+)"', page)
     assert len(set(ids)) == len(ids)
 
@@ -166,8 +275,9 @@ def test_a_run_in_which_everything_is_refused_has_a_report(tmp_path: Path, capsy
     ("arguments", "said"),
     [
         (["--model", "llama-3.1-70b"], "= left for K and V"),
+        (["--model", "llama-3.1-70b"], "(--dtype-bytes 1)"),
         (["--model", "gpt-9"], "model='gpt-9' is not in the table"),
-        (["--gpu", "abacus"], "a100-80"),
+        (["--gpu", "abacus"], "rtx4090, `this`, or a file of `cbserve calibrate --out`"),
         (["--trace", "missing.csv"], "missing.csv"),
         (["--requests", "1", "--rate", "2"], "no rate that could be scaled"),
         (["--batch-size", "4"], "--batch-size has no effect"),
@@ -196,7 +306,21 @@ def test_bad_values_are_bad_usage(option: list[str], capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         cli.main(["sim", *option])
     assert stop.value.code == 2
-    assert option[0] in capsys.readouterr().err
+    usage, error = capsys.readouterr().err.splitlines()
+    assert "cbserve sim --help" in usage and option[0] in error
+
+
+@pytest.mark.parametrize("content", ['{"key": "a", "numbers": {}}\n', "my notes\n"])
+def test_a_run_replaces_a_trace_and_nothing_else(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.jsonl"
+    assert cli.main([*FEW, "--out", str(out)]) == 0 == cli.main([*FEW, "--out", str(out)])
+    out.write_text(content)
+    (tmp_path / "run.html").write_text("before")
+    assert cli.main([*FEW, "--out", str(out)]) == 2
+    assert "give another --out, or delete the file" in capsys.readouterr().err
+    assert out.read_text() == content and (tmp_path / "run.html").read_text() == "before"
 
 
 @pytest.mark.parametrize("name", ["missing/run.jsonl", "folder.jsonl", "file.txt/run.jsonl"])
@@ -213,13 +337,15 @@ def test_an_unwritable_path_is_known_before_the_run(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_help_names_every_batching(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_batching_gpu_and_model(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["sim", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     for said in ("static: a batch", "continuous: iteration-level", "mixed: iteration-level", "prefill-first: a step"):
         assert said in text
     assert "token budget of a step, decodes included" in text
+    assert "a100-80, a100-80-pcie, l40s" in text and "llama-3.1-405b, mistral-7b" in text
+    assert "A request keeps itl when its longest gap does" in text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

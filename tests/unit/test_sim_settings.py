@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cbserve.errors import CBServeError
-from cbserve.sim.settings import OPTIONS, Settings, parse
+from cbserve.sim.settings import OPTIONS, Settings, in_options, parse
 from cbserve.sim.sweep import grid, key_of, read_axes
 
 
@@ -16,6 +16,8 @@ from cbserve.sim.sweep import grid, key_of, read_axes
     [
         ("chunk", "512", 512),
         ("rate", "1.5", 1.5),
+        ("dtype_bytes", "0.5", 0.5),
+        ("dtype_bytes", "1", 1),
         ("utilization", "1", 1.0),
         ("overhead", "0", 0.0),
         ("prefix_caching", "on", True),
@@ -33,6 +35,8 @@ def test_values_are_read(name: str, text: str, value: object) -> None:
         ("chunk", "0", "chunk='0': must be a whole number of at least 1"),
         ("chunk", "many", "must be a whole number"),
         ("chunk", "2.5", "must be a whole number"),
+        ("dtype_bytes", "0.3", "0.5 or a whole number of at least 1"),
+        ("kv_dtype_bytes", "0.5", "must be a whole number of at least 1"),
         ("rate", "nan", "must be a number above 0"),
         ("rate", "inf", "must be a number above 0"),
         ("utilization", "1.1", "a share above 0 and at most 1"),
@@ -70,6 +74,20 @@ def test_an_option_that_would_be_ignored_is_refused(given: dict[str, object], fl
     with pytest.raises(CBServeError, match=f"{flag} has no effect with "):
         settings.check()
     settings.normal().check()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("a smaller dtype (dtype_bytes=1)", "a smaller dtype (--dtype-bytes 1)"),
+        ("enlarge the pool (num_blocks, kv_cache_bytes)", "enlarge the pool (--num-blocks, --utilization)"),
+        ("raise max_num_batched_tokens", "raise --chunk"),
+        ("prompt 5 + max_tokens 9; lower max_tokens", "prompt 5 + max_tokens 9; lower --max-tokens"),
+        ("--num-blocks, my_num_blocks", "--num-blocks, my_num_blocks"),
+    ],
+)
+def test_messages_of_the_library_name_options(message: str, said: str) -> None:
+    assert in_options(message) == said
 
 
 def test_a_grid_is_every_combination_once() -> None:
@@ -118,10 +136,13 @@ def test_every_setting_is_part_of_the_key(tmp_path: Path) -> None:
     keys = {key_of(base)}
     for name, option in OPTIONS.items():
         old = getattr(base, name)
-        other = (not old) if isinstance(old, bool) else (("ttft", 1.0),) if name == "slo" else "other"
+        other = (not old) if isinstance(old, bool) else {"slo": (("ttft", 1.0),), "gpu": "h100"}.get(name, "other")
         keys.add(key_of(replace(base, **{name: other})))
         assert option.metadata["help"]
-    trace.write_text("two")  # the same name, another content
-    keys.add(key_of(base))
-    assert len(keys) == len(OPTIONS) + 2
+    fit = tmp_path / "fit.json"
+    for path, settings in ((trace, base), (fit, replace(base, gpu=str(fit)))):
+        for content in ("two", "three"):  # the same name, another content
+            path.write_text(content)
+            keys.add(key_of(settings))
+    assert len(keys) == len(OPTIONS) + 5
     assert json.loads(key_of(base))["settings"]["trace"] == str(trace)
