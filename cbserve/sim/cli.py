@@ -136,7 +136,7 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
 
     from cbserve.sim.pool import Cluster, Processes, Runner, load_ray
     from cbserve.sim.sweep import Record, check, grid, key_of, read_axes, sweep
-    from cbserve.sim.sweep_report import refusals, sweep_table, write_sweep_report
+    from cbserve.sim.sweep_report import about, refusals, sweep_table, write_sweep_report
 
     if options.out is None:
         raise CBServeError("--sweep needs --out sweep.jsonl: what is done stands there, and the next time goes on")
@@ -169,18 +169,9 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
         where = ", ".join(f"{name.replace('_', '-')}={getattr(point, name)}" for name in axes)
         print(f"cbserve: {where}: {reason}; run the command again to try it once more", file=sys.stderr)
     if report is not None and rows:
-        write_sweep_report(report, rows, axes, slo, [*_base(settings, axes), f"Made by: {_command()}"])
+        write_sweep_report(report, rows, axes, slo, [*about(points, rows, axes), f"Made by: {_command()}"])
     _say_where(options, report if rows else None)
     return 1 if lost else 0
-
-
-def _base(settings: Settings, axes: Any) -> list[str]:
-    same = {"model": settings.model or "llama-3.1-8b", "gpu": settings.gpu, "batching": settings.batching}
-    said = ", ".join(f"{name} {value}" for name, value in same.items() if name not in axes)
-    return [
-        "Simulated: the engine's own scheduler on a virtual clock, with a cost model in place of the GPU.",
-        f"The same for all points: {said or 'what the command says'}.",
-    ]
 
 
 def _say_where(options: argparse.Namespace, report: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import viz_checks
 
 from cbserve import cli
 from cbserve.errors import CBServeError
@@ -17,8 +19,10 @@ from cbserve.sim import pool, sweep
 from cbserve.sim.pool import Cluster, Lost, Processes
 from cbserve.sim.settings import Settings
 from cbserve.sim.sweep import Record, grid, read_axes, run_point
-from cbserve.sim.sweep_report import charts, frontier, refusals, sweep_table
+from cbserve.sim.sweep_charts import charts, frontier
+from cbserve.sim.sweep_report import about, refusals, sweep_table, write_sweep_report
 from cbserve.sim.words import duration
+from cbserve.viz.figure import Figure
 
 BASE = Settings(requests=30)
 AXES = read_axes("rate=2,8;chunk=256,2048")
@@ -119,7 +123,9 @@ def test_the_command_records_refusals_resumes_and_reports(tmp_path: Path, capsys
     lines = out.read_text().splitlines()
     assert len(lines) == 4 and sum("error" in json.loads(line) for line in lines) == 2
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 4 and "does not fit" in page and "<script" not in page
+    assert page.count("<svg") == 6 and "does not fit" in page and "<script" not in page  # three, each wide and narrow
+    for said in ("chunk 2,048", "max-num-seqs 256", "requests 30", "eff-memory 0.65", "num-blocks ", "Azure"):
+        assert said in page
     assert cli.main(command) == 0
     assert out.read_text().splitlines() == lines
     assert capsys.readouterr().out == first.out
@@ -171,28 +177,102 @@ def test_a_cluster_gets_the_same_function(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(ray.log) == 3
 
 
-def row(rate: float, chunk: int, tokens: float, ttft: float) -> dict[str, Any]:
+def row(rate: float, chunk: int, tokens: float, ttft: float, gpu: str = "a100-80") -> dict[str, Any]:
+    """A run whose goodput is the higher, the sooner its first tokens come."""
     latency = {name: {"p50": ttft / 2, "p99": ttft} for name in ("ttft", "itl")}
-    found = {"tokens_per_s": tokens, "latency_s": latency, "goodput_per_s": 1.0, "kv_peak": 0.5}
-    settings = Settings(rate=rate, chunk=chunk).as_dict()
-    return {"settings": settings, "numbers": found | {"preemptions": 0, "refused": 0}}
+    shares = dict.fromkeys(("busy_share", "flop_utilisation", "bandwidth_utilisation", "goodput_share", "kv_peak"), 0.5)
+    goodput = {"goodput_per_s": rate / (1 + ttft), "kept_share": {"ttft": 0.75, "itl": 0.25}, "prefix_hit_rate": None}
+    found = {"tokens_per_s": tokens, "latency_s": latency, **shares, **goodput, "preemptions": 0, "refused": 0}
+    return {"settings": Settings(rate=rate, chunk=chunk, gpu=gpu).as_dict(), "numbers": found}
 
 
-def test_a_line_for_each_setting_along_the_rate() -> None:
-    rows = [row(1, 256, 100, 0.1), row(1, 512, 90, 0.05), row(4, 256, 300, 2), row(4, 512, 200, 1)]
+def hovers(figure: Figure) -> list[str]:
+    """What the marks say."""
+    return [text for text in re.findall(r"<title>(.*?)</title>", figure.svg) if "rate" in text]
+
+
+def test_a_curve_for_each_setting_along_the_rate() -> None:
+    rows = [row(1, 256, 100.4, 0.1), row(1, 512, 90, 0.05), row(4, 256, 1004.6, 2), row(4, 512, 200, 1)]
     axes = {"rate": [1.0, 4.0], "chunk": [256, 512]}
-    for figure in [draw(width) for draw in charts(rows, axes, {"ttft": 0.5}) for width in (880, 400)]:
-        assert {name for name, *_ in figure.table[1]} == {"chunk 256", "chunk 512"}
-        assert "300 tokens/s" in figure.title
-    text = str(sweep_table([*rows, {"settings": rows[0]["settings"], "error": "no room"}], axes, {"ttft": 0.5}))
-    assert text.count("\n") == 7 and "TTFT <= 0.5 s" in text
+    goodput, *latencies = charts(rows, axes, {"ttft": 0.5})
+    for figure in [draw(width) for draw in latencies for width in (880, 400)]:
+        viz_checks.check(figure.svg)
+        assert {">chunk 256<", ">chunk 512<"} <= set(re.findall(">chunk.*?<", figure.svg))
+        assert "1,005 tokens/s (rate 4, chunk 256)" in figure.title  # as its mark and the table have it
+        assert sorted(tuple(values[:3]) for values in figure.table[1]) == [
+            (1, 256, 100.4), (1, 512, 90), (4, 256, 1004.6), (4, 512, 200),
+        ]  # fmt: skip
+        assert len(hovers(figure)) == 4 and "rate 1, chunk 512: 90 tokens/s, p99" in figure.svg
+    assert "highest goodput is 2 requests/s (rate 4, chunk 512)" in goodput(880).title
+    assert [values[:2] for values in goodput(880).table[1]] == [[1, 256], [4, 256], [1, 512], [4, 512]]
+    text = str(sweep_table([*rows, {"settings": rows[0]["settings"], "error": "no room"}], axes, {"itl": 0.5}))
+    assert text.count("\n") == 7 and "longest ITL <= 0.5 s" in text and "ITL kept %" in text
 
 
-def test_many_lines_become_the_frontier() -> None:
+@pytest.mark.parametrize("slo", [{}, {"ttft": 0.5}])
+def test_of_many_settings_the_best_of_each_gpu_is_a_curve_and_the_rest_are_grey(slo: dict[str, float]) -> None:
+    speed = {"t4": 1, "l4": 2, "h100": 8}
+    rows = [
+        row(rate, chunk, rate * chunk * speed[gpu], chunk / speed[gpu] / 100, gpu)
+        for rate in (1, 2, 3) for gpu in speed for chunk in (256, 512, 1024, 2048)
+    ]  # fmt: skip
+    axes = {"rate": [1, 2, 3], "chunk": [256, 512, 1024, 2048], "gpu": list(speed)}
+    drawn = [draw(width) for draw in charts(rows, axes, slo) for width in (880, 400)]
+    assert len(drawn) == (6 if slo else 4)
+    best = 256 if slo else 2048
+    for figure in drawn:
+        viz_checks.check(figure.svg)
+        names = {text.text for text in viz_checks.texts(figure.svg)}
+        assert {f"chunk {best:,}, {gpu}" for gpu in speed} | {"other settings"} <= names
+        assert len(hovers(figure)) == len(figure.table[1]) == 36
+        assert "Grey: the other 9 settings." in figure.caption
+    assert any(text.text.startswith("frontier") for text in viz_checks.texts(drawn[-1].svg))
+
+
+def test_more_settings_than_one_axis_can_tell_apart_are_points_under_the_frontier() -> None:
     rows = [row(1, chunk, chunk, 1000 / chunk if chunk != 20 else 900) for chunk in range(10, 30)]
     (first, _) = charts(rows, {"rate": [1.0], "chunk": list(range(10, 30)), "seed": [0]}, {})
-    assert {name for name, *_ in first(880).table[1]} == {"frontier"}
+    assert len(hovers(first(880))) == 20 and "frontier" in first(880).svg
     assert frontier([(1, 5), (2, 4), (3, 6), (4, 7), (4, 8), (2, 9)]) == [(2, 4), (3, 6), (4, 7)]
+
+
+def test_one_run_has_a_chart_without_a_frontier() -> None:
+    (first, _) = charts([row(1, 256, 1004.6, 0.1)], {"rate": [1.0]}, {"ttft": 1.0})
+    assert "1,005 tokens/s, has a p99 TTFT of 100 ms" in first(880).title and "frontier" not in first(880).svg
+
+
+def test_a_wide_table_uses_the_window_and_says_that_it_scrolls(tmp_path: Path) -> None:
+    path = tmp_path / "s.html"
+    write_sweep_report(path, [row(1, 256, 100, 0.1), row(2, 256, 200, 0.1)], {"rate": [1, 2]}, {}, [])
+    page = path.read_text(encoding="utf-8")
+    assert 'class="scroll grid many"' in page and "12 columns: scroll the table sideways" in page
+
+
+def test_what_all_points_share_is_said_with_its_defaults() -> None:
+    rows = [{"settings": point.as_dict(), **run_point(point)} for point in POINTS]
+    same, efficiencies, room, workload = about(POINTS, rows, AXES)[1:]
+    assert "model Llama-3.1-8B" in same and "max-num-seqs 256" in same and "overhead 0.0005" in same
+    assert "chunk" not in same and "rate" not in same and "slo" not in same
+    assert "fitted to Llama-3.1-8B" in efficiencies and "Azure conv 2023 (synthetic twin)" in workload
+    blocks = sorted(row["settings"]["num_blocks"] for row in rows)
+    assert f"{blocks[0]:,} to {blocks[-1]:,} blocks" in room
+
+
+def test_an_interrupted_sweep_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(jobs: int) -> Callable[[Any, Any], Iterator[tuple[Any, Any]]]:
+        def run(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+            yield items[0], function(items[0])
+            raise KeyboardInterrupt
+
+        return run
+
+    monkeypatch.setattr(pool, "Processes", interrupted)
+    out = tmp_path / "s.jsonl"
+    assert cli.main(["sim", "--requests", "30", "--sweep", "rate=1,2,4", "--out", str(out)]) == 130
+    assert f"1 of 3 points are kept in {out}; the same command goes on" in capsys.readouterr().err
+    assert len(out.read_text().splitlines()) == 1
 
 
 def test_nothing_is_drawn_when_every_point_is_refused() -> None:
