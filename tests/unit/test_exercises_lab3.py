@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from cbserve.core.errors import ConservationError, NoFreeBlocksError
 from cbserve.core.request import SamplingParams
@@ -173,6 +174,18 @@ def paged_decode(
     return torch.einsum("ht,thd->hd", scores.softmax(axis), v)
 
 
+def by_torch(**scale: Callable[[Any, float], float]) -> Callable[..., Any]:
+    """PyTorch's own attention, whose `scale` is head_dim ** -0.5 unless it is told."""
+
+    def answer(q, k_cache, v_cache, table, context, given):
+        group = len(q) // k_cache.shape[2]
+        k, v = (c[table].flatten(0, 1)[:context].repeat_interleave(group, 1) for c in (k_cache, v_cache))
+        told = {name: choose(q, given) for name, choose in scale.items()}
+        return scaled_dot_product_attention(q[:, None], k.transpose(0, 1), v.transpose(0, 1), **told)[:, 0]
+
+    return answer
+
+
 def decode(**slips: Any) -> Callable[..., Any]:
     return lambda *args: paged_decode(*args, **slips)
 
@@ -206,6 +219,10 @@ DECODE = [
     (decode(through=lambda slots, table, size: slots), "block id used as position"),
     (decode(through=lambda slots, table, size: table[slots // size] + slots % size), "block id used as position"),
     (decode(scaled=False), "softmax without scale"),
+    (by_torch(), "`scale` is not used"),
+    (by_torch(scale=lambda q, given: q.shape[1] ** -0.5), "`scale` is not used"),
+    (by_torch(scale=lambda q, given: given * q.shape[1] ** -0.5), "`scale` alone is all of it"),
+    (by_torch(scale=lambda q, given: 1 / given), "not divided by it"),
     (decode(axis=0), "softmax over the wrong axis"),
     (decode(head=lambda heads, kv: torch.arange(heads) % kv), "KV head index"),
     (decode(head=lambda heads, kv: torch.zeros(heads, dtype=torch.long)), "KV head index"),
@@ -226,10 +243,10 @@ def idle_kernel(q, k_cache, v_cache, block_table, out, context_len, scale):
     ...
 
 
-def absorb(state, q, k, v, seen, scale, grow=True, of_total=True, of_values=True, masked=True, scaled=True):
+def absorb(state, q, k, v, seen, scale, grow=True, of_total=True, of_values=True, masked=True, factor=None):
     best, total, values = state
     n = seen if masked else len(k)
-    scores = q @ k[:n].T * (scale if scaled else 1)
+    scores = q @ k[:n].T * (factor or scale)
     top = torch.maximum(best, scores.amax(1)) if grow else scores.amax(1)
     shrink = torch.exp(best - top)
     weights = torch.exp(scores - top[:, None])
@@ -281,7 +298,8 @@ ONLINE = [
     ((idle_kernel, upside_down), "at the first block, where the old maximum is -inf"),
     ((idle_kernel, divided), "divide once, at the end"),
     (absorbing(masked=False), "missing mask in the last block"),
-    (absorbing(scaled=False), "softmax without scale"),
+    (absorbing(factor=1.0), "softmax without scale"),
+    (absorbing(factor=0.25), "`scale` is not used"),
     ((idle_kernel, no_maximum), "exp of a large score is infinite"),
     ((idle_kernel, minus_infinity), "0 x NaN is NaN"),
     ((idle_kernel, last_only), "only the last block counted"),
@@ -428,7 +446,20 @@ def test_where_triton_is_missing_the_check_says_so_and_takes_absorb(monkeypatch:
 )
 def test_an_answer_of_the_wrong_kind_is_told_what_is_wanted(id: str, answer: Any) -> None:
     outcome = examine(get(id), answer)
-    assert outcome.status == "error" and "wanted" in dict(outcome.lines)["raised"]
+    said = dict(outcome.lines)["rule"]
+    assert outcome.status == "failed" and ("wanted" in said or "absorb returns the tuple" in said)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_maximum_that_falls_again_never_passes(seed: int) -> None:
+    assert examine(get("lab3.ex4"), (idle_kernel, lambda *args: absorb(*args, grow=False)), seed).status == "failed"
+
+
+def test_a_result_that_is_nan_is_shown_as_nan() -> None:
+    lines = dict(examine(get("lab3.ex3"), lambda q, *rest: q * torch.nan).lines)
+    assert lines["gave"] == "head 0 begins nan, nan, nan, nan; 32 of 32 numbers are not finite"
+    one = dict(examine(get("lab3.ex3"), lambda q, *rest: q.index_fill(1, torch.tensor([1]), torch.inf)).lines)
+    assert ", inf, " in one["gave"] and one["gave"].endswith("; 2 of 32 numbers are not finite")
 
 
 def test_an_exception_of_the_pool_shows_the_learners_line() -> None:

@@ -28,8 +28,10 @@ FAULTS: dict[str, dict[str, str]] = {
         "one less": "context_len counts the query's own token: its position is seen too",
     },
     "score": {
+        "own scale": "`scale` is not used: q . k is multiplied by head_dim ** -0.5, and another number was given",
         "no scale": "softmax without scale: multiply q . k by `scale` first",
-        "divided": "q . k is multiplied by `scale`, which is head_dim ** -0.5 already, not divided by it",
+        "divided": "q . k is multiplied by `scale`, not divided by it",
+        "scaled twice": "q . k is multiplied by `scale` and by head_dim ** -0.5: `scale` alone is all of it",
     },
     "head": {
         "modulo": "KV head index: query head h reads KV head h // group, so neighbours share one; this is h % kv_heads",
@@ -75,7 +77,9 @@ def attend(arguments: Arguments, faults: dict[str, str], online: str = "") -> Te
     k = k_cache.flatten(0, 1)[slots[faults.get("slot", "")]][:, kv_head]  # [positions, heads, head_dim]
     of_v = faults.get("values", "")
     v = k if of_v == "keys" else v_cache.flatten(0, 1)[slots[of_v or faults.get("slot", "")]][:, kv_head]
-    factor = {"": scale, "no scale": 1.0, "divided": 1 / scale}[faults.get("score", "")]
+    usual = q.shape[1] ** -0.5
+    factors = {"": scale, "own scale": usual, "no scale": 1.0, "divided": 1 / scale, "scaled twice": scale * usual}
+    factor = factors[faults.get("score", "")]
     scores = torch.einsum("hd,thd->ht", q, k) * factor
     if seen in ("zeroed", "loaded as 0"):
         scores[:, context:] = 0
@@ -123,7 +127,11 @@ def named_fault(case: AttentionCase, value: Any, aspects: Sequence[str], online:
     for faults, kind in tries:
         if not faults and not kind:
             continue
-        if agrees(value, as_value(attend(arguments, faults, kind), case)):
+        try:
+            same = agrees(value, as_value(attend(arguments, faults, kind), case))
+        except IndexError:  # no position is left: a context without one full block, and full blocks only
+            continue
+        if same:
             rules = [FAULTS[aspect][fault] for aspect, fault in faults.items()]
             return [*rules, ONLINE_FAULTS.get(kind, "")][0] + (
                 " (and one fault more)" if len(faults) + bool(kind) > 1 else ""

@@ -32,8 +32,9 @@ BLOCK_SIZE = 4
 PATIENCE = 10_000
 NO_END = "did not come back"
 
-#: What to serve: `lengths` (an EOS ends the answer), and where wanted `max_tokens`, `prompts`, `arrivals` and
-#: `priorities`, one each; `slots`, `budget` (tokens a step), `num_blocks` of 4 tokens, `prefix_caching`. Prompts begin
+#: What to serve: `lengths` (an EOS ends the answer), and where wanted `max_tokens`, `ignore_eos`, `prompts`, `arrivals`
+#: and `priorities`, one each; `slots`, `budget` (tokens a step), `num_blocks` of 4 tokens, `prefix_caching`, `eos`, the
+#: ids that end an answer. Token number n of an answer has the id n, and the last of its length the id 0. Prompts begin
 #: alike. A step takes one second.
 Setting = dict[str, Any]
 
@@ -49,17 +50,18 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
     policy.__class__ = _watched(type(policy), asked)
     kv = KVCacheManager(pool, enable_prefix_caching=setting.get("prefix_caching", False))
     engine = Engine(
-        _watched(scheduler, asked)(kv, batching, policy, StopChecker([EOS])),
+        _watched(scheduler, asked)(kv, batching, policy, StopChecker(setting.get("eos", [EOS]))),
         ScriptedExecutor(dict(zip(names, lengths, strict=True))),
         VirtualClock(),
     )
     requests = zip(names, _each(setting, "prompts", 4), _most(setting), strict=True)
     times, urgency = _each(setting, "arrivals", 0), _each(setting, "priorities", 0)
+    ignores = _each(setting, "ignore_eos", False)
     stopped = ""
     try:
         with quiet():
-            for (name, prompt, most), time_s, priority in zip(requests, times, urgency, strict=True):
-                params = SamplingParams(max_tokens=most, temperature=0)
+            for (name, prompt, most), time_s, priority, ignore in zip(requests, times, urgency, ignores, strict=True):
+                params = SamplingParams(max_tokens=most, temperature=0, ignore_eos=ignore)
                 engine.add_request(Request(name, range(1, 1 + prompt), params, float(time_s), priority))
             for _ in range(20 * sum(lengths) + 200):
                 if not engine.has_unfinished:
@@ -68,6 +70,8 @@ def drive(setting: Setting, scheduler: type[Scheduler] = Scheduler, policy: Poli
                 engine.step(partial=False)
             else:
                 stopped = "it did not come to an end"
+            if not stopped and (left := engine.scheduler.running):
+                stopped = f"{left[0].request.request_id} is complete and keeps its slot"
     except SchedulerError as error:
         stopped = str(error)
     trace = engine.trace
@@ -125,7 +129,7 @@ def told(setting: Setting) -> str:
     """The setting in one line: "2 slots; A: prompt 4, answer 3; B: prompt 4, answer 6"."""
     lengths, prompts = setting["lengths"], _each(setting, "prompts", 4)
     caps, times = _each(setting, "max_tokens", None), _each(setting, "arrivals", 0)
-    urgency = _each(setting, "priorities", None)
+    urgency, ignores = _each(setting, "priorities", None), _each(setting, "ignore_eos", False)
     parts = [f"{setting['slots']} slots"]
     if setting.get("num_blocks"):
         parts.append(f"{setting['num_blocks']} blocks of {BLOCK_SIZE} tokens")
@@ -133,8 +137,11 @@ def told(setting: Setting) -> str:
         parts.append(f"{setting['budget']} tokens a step")
     if setting.get("prefix_caching"):
         parts.append("prompts begin alike, known prefixes are cached")
+    if setting.get("eos"):
+        parts.append(f"EOS is one of {setting['eos']}, token n has the id n")
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        more = f", max_tokens {caps[i]}" if caps[i] is not None else ""
+        more = f", max_tokens {caps[i]}" if setting.get("max_tokens") else ""
+        more += ", EOS ignored" if ignores[i] else ""
         more += f", priority {urgency[i]}" if urgency[i] is not None else ""
         more += f", arrives at {times[i]}" if times[i] else ""
         parts.append(f"{request_name(i)}: prompt {prompt}, answer {length}{more}")
@@ -172,7 +179,9 @@ def picture(args: tuple[Any, ...], value: Any, expected: Any) -> str:
     """SVG of both runs around the first step in which they differ; "" where there is no run to draw."""
     if not isinstance(value, dict) or not value["steps"]:
         return ""
-    step, _, _ = first_wrong_step(value, expected)
+    step, mine, theirs = first_wrong_step(value, expected)
+    if mine == theirs:
+        return ""
     traces = [as_trace(run["steps"]) for run in (value, expected)]
     title = f"Step {step} is the first in which your run differs from the engine's own"
     first = max(0, step - 6)

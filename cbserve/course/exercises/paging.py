@@ -25,8 +25,8 @@ from cbserve.kernels.paged_attention import paged_attention
 
 #: decode(q [heads, head_dim], k_cache, v_cache, block_table, context_len, scale) -> [heads, head_dim], one sequence.
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
-#: heads, kv_heads, head_dim, block_size, context, seed; where wanted `loud` (large scores) and `poison` (NaN in slots
-#: that hold no token).
+#: heads, kv_heads, head_dim, block_size, context, seed; where wanted `scale` (else head_dim ** -0.5), `loud` (large
+#: scores) and `poison` (NaN in slots that hold no token).
 AttentionCase = dict[str, Any]
 State = tuple[Tensor, Tensor, Tensor]
 Absorb = Callable[[State, Tensor, Tensor, Tensor, int, float], State]
@@ -185,12 +185,14 @@ def tensors(case: AttentionCase) -> Arguments:
     table = random.Random(case["seed"]).sample(range(1, num_blocks), used)
     if used > 1 and table == sorted(table):
         table.reverse()
+    if case.get("loud"):  # the largest score comes first: a maximum that falls with the later blocks is seen
+        k_cache[table[0], 0] = q[:: case["heads"] // case["kv_heads"]] / 50
     if case.get("poison"):
         free = torch.ones(num_blocks, block_size, dtype=torch.bool)
         for index, block in enumerate(table):
             free[block, : min(block_size, context - index * block_size)] = False
         k_cache[free] = v_cache[free] = torch.nan
-    return Arguments(q, k_cache, v_cache, torch.tensor(table), context, head_dim**-0.5)
+    return Arguments(q, k_cache, v_cache, torch.tensor(table), context, case.get("scale", head_dim**-0.5))
 
 
 def reference(case: AttentionCase) -> dict[str, Any]:
@@ -228,6 +230,7 @@ def told(case: AttentionCase) -> str:
         f"{case['heads']} query heads on {case['kv_heads']} KV heads of {case['head_dim']}, context "
         f"{case['context']}, blocks of {case['block_size']}, table {tensors(case).block_table.tolist()}"
     )
+    text += f", scale {case['scale']}" if "scale" in case else ""
     text += ", large scores" if case.get("loud") else ""
     return text + (", NaN in slots without a token" if case.get("poison") else "")
 

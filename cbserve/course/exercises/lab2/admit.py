@@ -30,6 +30,9 @@ def _cases(seed: int) -> list[Case]:
         {"lengths": [6, 5, 4], "prompts": [4, 4, 4], "slots": 3, "num_blocks": 5},
         {"lengths": [6, 5, 2, 2], "prompts": [8, 12, 2, 2], "slots": 4, "num_blocks": 4},
         {"lengths": [3, 3, 3, 3], "prompts": [6, 6, 6, 1], "slots": 4, "budget": 8},
+        # Blocks for the tokens of this step are enough: not for the next one, not for the rest of a prompt.
+        {"lengths": [2, 2], "prompts": [4, 4], "slots": 2, "num_blocks": 2},
+        {"lengths": [6, 2], "prompts": [5, 12], "slots": 2, "budget": 6, "num_blocks": 4},
         # B finds 8 tokens of its prompt in A's blocks, needs one block more, and none is free until A has left.
         {
             "lengths": [8, 3],

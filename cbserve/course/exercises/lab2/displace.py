@@ -21,6 +21,9 @@ def _cases(seed: int) -> list[Case]:
         {"lengths": [8, 8, 3], "arrivals": [0, 1, 3], "priorities": [2, 1, 0], "slots": 2},
         {"lengths": [8, 8, 3], "arrivals": [0, 1, 3], "priorities": [0, 0, 1], "slots": 2},
         {"lengths": [4, 4, 3], "arrivals": [0, 1, 2], "priorities": [1, 1, 0], "slots": 3},
+        {"lengths": [8, 8, 3], "arrivals": [0, 1, 3], "priorities": [2, 2, 1], "slots": 2},
+        # C arrives last of the equals and sits in slot 0.
+        {"lengths": [2, 9, 8, 3], "arrivals": [0, 1, 3, 5], "priorities": [1, 1, 1, 0], "slots": 2},
     ]
     drawn: list[Setting] = []
     for _ in range(5):

@@ -31,6 +31,7 @@ def _cases(seed: int) -> list[Case]:
         ("tokens", [a, b], 3, [0], False),
         ("tokens", [a, 0], 10, [0], True),
         ("tokens", [a, 2], 10, [0, 2], False),
+        ("tokens", [a, 0], 10, [1, 2], False),
         ("tokens", [a, 0, b], 10, [0], True),
         ("tokens", [a, 0, b, 0], 4, [0], True),
         ("tokens", [a], 1, [0], False),
@@ -43,6 +44,9 @@ def _cases(seed: int) -> list[Case]:
     engine: list[Case] = [
         ("engine", {"lengths": [3, 3, 5, 2, 2], "slots": 2}),
         ("engine", {"lengths": [9, 9, 2, 9], "max_tokens": [3, 4, 9, 2], "slots": 2}),
+        ("engine", {"lengths": [2, 2, 3], "max_tokens": [5, 9, 9], "ignore_eos": [True, False, False], "slots": 2}),
+        ("engine", {"lengths": [9, 3, 9], "eos": [0, 4], "slots": 2}),
+        ("engine", {"lengths": [99, 3, 2], "max_tokens": [None, 9, 9], "slots": 2, "num_blocks": 4}),
     ]
     for _ in range(3):
         setting = random_setting(rng, tight=False, short_steps=False)
@@ -97,18 +101,25 @@ def _diagnose(args: Case, value: Any, expected: Any) -> str:
         if tokens[-1] in eos:
             return "ignore_eos=True means: an EOS does not end the answer"
         return "only the last token is new: an EOS before it was ignored, or the answer would have ended there"
-    stopped = value["stopped"]
+    setting, stopped = args[1], value["stopped"]
+    if setting.get("ignore_eos"):
+        asked = "; seq.request.params.ignore_eos says whether an EOS ends it"
+    elif setting.get("eos"):
+        asked = "; self.stop_checker.eos_token_ids says which ids end it"
+    else:
+        asked = ""
     if stopped == NO_TOKEN:
         return "a sequence whose prompt is not finished has no output token; look at the list before its last item"
     if NO_END in stopped:
         return "a loop in your retire never ends: go over self.running once"
     if "is not finished" in stopped:
-        return "retire returned a sequence that goes on: return only those whose answer is complete"
+        return f"retire returned a sequence that goes on: return only those whose answer is complete{asked}"
     if "does not run" in stopped:
         return "retire returned a sequence that is not in self.running, or the same one twice"
     step, mine, theirs = first_wrong_step(value, expected)
-    if "never retired" in stopped or "did not come to an end" in stopped or "nothing can be scheduled" in stopped:
-        return "a complete sequence was never returned: it keeps its slot and its blocks, and nobody can take them"
+    for_ever = ("never retired", "did not come to an end", "nothing can be scheduled")
+    if mine == theirs or any(words in stopped for words in for_ever):
+        return f"a complete sequence was never returned: it keeps its slot and its blocks for ever{asked}"
     return (
         f"step {step}: a slot is still held by an answer that is complete; return every complete sequence in the step "
         "in which it ends, not one a step and not later"

@@ -17,9 +17,10 @@ def _cases(seed: int) -> list[Case]:
         attention_case(rng, 2, 2, 10),
         attention_case(rng, 4, 2, 11),
         attention_case(rng, 1, 1, 1),
+        attention_case(rng, 4, 2, 11, scale=0.1),
         *(
-            attention_case(rng, group * kv, kv, rng.randint(2, 40), block_size=rng.choice((4, 8)))
-            for group, kv in ((3, 2), (2, 3), (4, 2))
+            attention_case(rng, group * kv, kv, rng.randint(2, 40), block_size=block_size, head_dim=head_dim)
+            for group, kv, block_size, head_dim in ((3, 2, 8, 16), (2, 3, 4, 32), (4, 2, 16, 8))
         ),
         attention_case(rng, 4, 2, 13, loud=True),
         attention_case(rng, 4, 2, 10, poison=True),

@@ -30,6 +30,7 @@ def _cases(seed: int) -> list[Case]:
         attention_case(rng, 2, 2, 48, **size),
         attention_case(rng, 2, 2, 37, **size),
         attention_case(rng, 4, 2, 37, **size),
+        attention_case(rng, 4, 2, 40, block_size=32, scale=0.1),
         attention_case(rng, 4, 1, rng.randint(17, 60), head_dim=32, **size),
         attention_case(rng, 2, 2, 1, **size),
         attention_case(rng, 4, 2, 40, loud=True, **size),
