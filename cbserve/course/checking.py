@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cbserve.course.exercise import Case, Exercise
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise
 from cbserve.course.exercises import all_exercises, get
 from cbserve.course.show import badge, escape, facts, show, svg_image, table
 from cbserve.course.store import Store, strict
-from cbserve.course.values import NotPlainError, scrubbed
+from cbserve.course.values import NotPlainError, scrubbed, shown
 from cbserve.errors import CBServeError
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -116,18 +116,21 @@ def _try(exercise: Exercise, answer: Any, args: Case, total: int, draw: bool) ->
         return Outcome("not-attempted", 0, total, (("note", str(error)),) if str(error) else ()), None
     except NotPlainError as error:
         return Outcome("failed", 0, total, (ran, ("gave", str(error)))), False
+    except BrokenRuleError as error:
+        return Outcome("failed", 0, total, (ran, ("rule", scrubbed(str(error))))), False
     except (Exception, SystemExit) as error:
         return Outcome("error", 0, total, (ran, *_own_words(error))), False
-    figure = ""
+    figure, gave = "", shown(value)
     try:
         fault = exercise.judge(args, value)
-        if fault and draw and exercise.figure:
+        if not fault:
+            return None, value
+        gave = exercise.gave(value)
+        if draw and exercise.figure:
             figure = exercise.figure(args, value, exercise.reference(*args))
     except Exception as error:  # a value so odd that comparing, naming or drawing it fails: still the learner's turn
         fault = f"this value cannot be compared ({type(error).__name__})"
-    if not fault:
-        return None, value
-    lines = [ran, ("gave", scrubbed(exercise.gave(value))), ("rule", fault)]
+    lines = [ran, ("gave", scrubbed(gave)), ("rule", fault)]
     if noise.getvalue():
         lines.insert(2, ("printed", f"{len(noise.getvalue().splitlines())} lines, left out here"))
     return Outcome("failed", 0, total, tuple(lines), figure), value

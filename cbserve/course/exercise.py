@@ -14,15 +14,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cbserve.course.values import close, plain, shape_fault, shown
+from cbserve.course.values import close, plain, rounded, shape_fault, shown
+from cbserve.errors import CBServeError
 
 #: One case: the arguments of one call of the answer. An exercise whose answer is a value has the single case ().
 Case = tuple[Any, ...]
 
 
+class BrokenRuleError(CBServeError):
+    """An answer broke a rule before there was a value to judge. The message is that rule, for the learner."""
+
+
 def call(answer: Any, args: Case) -> Any:
-    """The usual way to get a value from an answer: call it; a value is taken as it is."""
-    return answer(*args) if callable(answer) else answer
+    """The usual way to get a value from an answer: call it; a value is taken as it is.
+
+    Raises BrokenRuleError if a list or a tensor that was handed over is another one afterwards.
+    """
+    if not callable(answer):
+        return answer
+    before = [_image(arg) for arg in args]
+    value = answer(*args)
+    for index, (arg, was) in enumerate(zip(args, before, strict=True)):
+        if (now := _image(arg)) != was:
+            change = f": {was} became {now}" if len(was + now) <= 120 else ""
+            cure = "take a copy, list(...)" if isinstance(arg, list) else "take a copy, .clone()"
+            raise BrokenRuleError(
+                f"your function changed {_argument(answer, args, index)}{change}. It belongs to the caller, who goes "
+                f"on using it: {cure}, and change that"
+            )
+    return value
+
+
+def _image(arg: Any) -> str:
+    """What tells a value from another one, NaN included; a tensor's own text leaves numbers out."""
+    return repr(arg.tolist() if hasattr(arg, "tolist") else arg)
+
+
+def _argument(answer: Any, args: Case, index: int) -> str:
+    try:
+        names = getattr(args, "_fields", None) or tuple(inspect.signature(answer).parameters)
+    except (TypeError, ValueError):  # a builtin without a signature
+        names = ()
+    return f"`{names[index]}`" if index < len(names) else f"argument {index + 1}"
 
 
 def call_shown(answer: Any, args: Case) -> str:
@@ -97,7 +130,7 @@ class Exercise:
     def obtain(self, answer: Any, args: Case) -> Any:
         """The plain value that `answer` gives for `args`. The answer works on copies of them.
 
-        Raises whatever the answer raises, and NotPlainError for a value that is not plain.
+        Raises whatever the answer raises, BrokenRuleError, and NotPlainError for a value that is not plain.
         """
         return plain(self.run(answer, copy.deepcopy(args)))
 

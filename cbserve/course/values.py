@@ -35,9 +35,8 @@ def plain(value: Any, _depth: int = 0) -> Any:
         return {plain(key, _depth + 1): plain(item, _depth + 1) for key, item in value.items()}
     if kind.__module__.split(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
         return plain(value.tolist(), _depth + 1)
-    article = "an" if kind.__name__[0].lower() in "aeiou" else "a"
     cure = "return list(...) of it" if hasattr(kind, "__iter__") else "return a number, a string, a list or a dict"
-    raise NotPlainError(f"is {article} {kind.__name__}; {cure}")
+    raise NotPlainError(f"is {with_article(kind.__name__)}; {cure}")
 
 
 def close(value: Any, expected: Any, rel: float = 1e-6, abs_: float = 1e-9) -> bool:
@@ -94,15 +93,20 @@ def shape_fault(value: Any, expected: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """A plain value with the name of its kind: "a string ('0.4')"."""
-    return f"{wanted(value)} ({shown(value, 40)})"
+    """A value with the name of its kind: "a string ('0.4')"."""
+    return "None: is a `return` missing?" if value is None else f"{wanted(value)} ({shown(value, 40)})"
 
 
 def wanted(value: Any) -> str:
     if value is None:
         return "None"
     names = {bool: "True or False", str: "a string", list: "a list", tuple: "a tuple", dict: "a dict"}
-    return names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number"}
+    return names.get(type(value)) or with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
 
 
 def shown(value: Any, width: int = 100) -> str:

@@ -151,7 +151,7 @@ WRONG = {
     "equal to everything": (lambda lengths: Chameleon(), "is a Chameleon; return a number"),
     "set": (lambda lengths: {1}, "is a set; return list(...) of it"),
     "spam": (prints_a_lot, "10000 lines, left out here"),
-    "changes its argument": (changes_its_argument, "([10, 100, 500])"),
+    "changes its argument": (changes_its_argument, "your function changed `lengths`: [10, 100, 500] became []"),
     "raises": (divides_by_zero, "ZeroDivisionError: division by zero"),
     "names the line": (divides_by_zero, "return sum(lengths) / 0  # the line"),
     "exits": (leaves, "SystemExit: 0"),

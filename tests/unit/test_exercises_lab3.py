@@ -145,6 +145,8 @@ POOL = [
     (pool(free=free_keeps_count), "free takes one holder"),
     (pool(share=share_unlisted), "share of a block that nobody holds must raise"),
     (pool(share=lambda self, block_ids: list(block_ids)), "share adds one holder"),
+    (pool(share=lambda self, block_ids: CountedPool.share(self, block_ids)), "CountedPool has no `share`"),
+    (type("MyPool", (CountedPool,), {"allocate": EnginePool.allocate}), "CountedPool has no `free`"),
 ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cbserve.clock import VirtualClock
@@ -15,11 +16,12 @@ from cbserve.core.blocks import BlockPool
 from cbserve.core.errors import SchedulerError
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.policies import FCFS, Policy
-from cbserve.core.request import Request, SamplingParams
+from cbserve.core.request import Request, SamplingParams, Sequence
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Admitted, Arrived, Finished, Left, Preempted, StepEvent, StepRow, Trace
-from cbserve.course.values import shown
+from cbserve.course.exercise import BrokenRuleError
+from cbserve.course.values import described, shown
 from cbserve.engine import Engine
 from cbserve.executors.scripted import EOS, ScriptedExecutor
 from cbserve.recorder import quiet
@@ -92,11 +94,34 @@ def _watched(kind: type, asked: Counter[str]) -> Any:
     return Watched
 
 
-def a_class(answer: Any, base: type, name: str) -> Any:
-    """The answer, if it is a subclass of `base`. Raises SchedulerError."""
+def a_class(answer: Any, name: str, between: type) -> Any:
+    """A subclass of the answer in which `between` comes before the engine's class that both derive from: what `super()`
+    finds in the answer is what `between` lets it find.
+
+    Raises BrokenRuleError for an answer that is no such class.
+    """
+    base = between.__base__ or object
+    line = f"keep the line `class {name}({base.__name__}):`"
     if not (isinstance(answer, type) and issubclass(answer, base)):
-        raise SchedulerError(f"a subclass of {base.__name__} is wanted: keep the line `class {name}({base.__name__}):`")
-    return answer
+        raise BrokenRuleError(f"a subclass of {base.__name__} is wanted, and this is {described(answer)}: {line}")
+    if answer.__module__.split(".")[0] == "cbserve":
+        raise BrokenRuleError(f"this is the engine's own class: {line}")
+    return type(name, (answer, between), {})
+
+
+def answers_for_you(method: str) -> BrokenRuleError:
+    """What a method raises that an answer must do without."""
+    return BrokenRuleError(f"`{method}` would answer for you: this exercise is that rule, so write it out")
+
+
+def sequences(duty: str, given: Any) -> Iterator[Sequence]:
+    """What a duty named, one by one as it names them. Raises BrokenRuleError for anything but sequences."""
+    if not isinstance(given, Iterable) or isinstance(given, str | dict):
+        raise BrokenRuleError(f"{duty} returns a list of sequences, or yields them, and this is {described(given)}")
+    for seq in given:
+        if not isinstance(seq, Sequence):
+            raise BrokenRuleError(f"{duty} names sequences, and this is {described(seq)}")
+        yield seq
 
 
 def written(trace: Trace, slots: int) -> str:
@@ -150,7 +175,7 @@ def told(setting: Setting) -> str:
 
 def gave(value: Any) -> str:
     """What came of a run in one line: "slots by step: AB AB AB C."; any other value as it is shown everywhere."""
-    if not isinstance(value, dict):
+    if not (isinstance(value, dict) and "steps" in value):
         return shown(value)
     words, parts = value["steps"].split(), []
     if words:
@@ -176,7 +201,7 @@ def first_wrong_step(value: dict[str, str], expected: dict[str, str]) -> tuple[i
 
 
 def picture(args: tuple[Any, ...], value: Any, expected: Any) -> str:
-    """SVG of both runs around the first step in which they differ; "" where there is no run to draw."""
+    """SVG of both runs around the first step in which they differ; "" where there is none to draw."""
     if not isinstance(value, dict) or not value["steps"]:
         return ""
     step, mine, theirs = first_wrong_step(value, expected)

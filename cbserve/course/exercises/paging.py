@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cbserve.course.exercise import is_written
-from cbserve.course.values import close
+from cbserve.course.exercise import BrokenRuleError, is_written
+from cbserve.course.values import close, described
 from cbserve.kernels.jit import Kernel, KernelError, interpreting
 from cbserve.kernels.paged_attention import paged_attention
 
@@ -98,7 +98,7 @@ def block_by_block(kernel: Any, absorb: Absorb) -> Decode:
     if not runs_kernel(kernel, absorb):
         return lambda *arguments: _run_blocks(absorb, Arguments(*arguments))
     if not isinstance(kernel, Kernel):
-        raise KernelError("the kernel is wanted as it was given: keep the line @Kernel above it")
+        raise BrokenRuleError("the kernel is wanted as it was given: keep the line @Kernel above it")
     return lambda *arguments: launch_decode(kernel, *arguments)
 
 
@@ -126,11 +126,9 @@ def _run_blocks(absorb: Absorb, arguments: Arguments) -> Tensor:
         state: State = (q.new_full((group,), -torch.inf), q.new_zeros(group), q.new_zeros(group, head_dim))
         for index, block in enumerate(table.tolist()):
             seen = min(block_size, context - index * block_size)
-            k, v = k_cache[block, :, kv_head].clone(), v_cache[block, :, kv_head].clone()
-            state = absorb(state, q[rows].clone(), k, v, seen, scale)
+            state = absorb(state, q[rows], k_cache[block, :, kv_head], v_cache[block, :, kv_head], seen, scale)
             if not isinstance(state, tuple) or len(state) != 3:
-                gave = "None: is a `return` missing?" if state is None else type(state).__name__
-                raise TypeError(f"the tuple (best, total, values) is wanted of absorb, and this is {gave}")
+                raise BrokenRuleError(f"absorb returns the tuple (best, total, values), and this is {described(state)}")
             for name, part in zip(("best", "total"), state, strict=False):
                 _want(f"`{name}` [group]", part, [group])
             _want("`values` [group, head_dim]", state[2], [group, head_dim])
@@ -205,7 +203,7 @@ def reference(case: AttentionCase) -> dict[str, Any]:
 def as_value(out: Any, case: AttentionCase) -> dict[str, Any]:
     """Plain values of a result: numbers that are none are counted and shown as 0.
 
-    Raises TypeError for anything but a tensor [heads, head_dim].
+    Raises BrokenRuleError for anything but a tensor [heads, head_dim].
     """
     _want("[heads, head_dim]", out, [case["heads"], case["head_dim"]])
     bad = ~torch.isfinite(out)
@@ -213,11 +211,9 @@ def as_value(out: Any, case: AttentionCase) -> dict[str, Any]:
 
 
 def _want(what: str, found: Any, shape: list[int]) -> None:
-    is_tensor = isinstance(found, Tensor)
-    if not is_tensor or list(found.shape) != shape:
-        this = f"a tensor {list(found.shape)}" if is_tensor else type(found).__name__
-        this += ": is a `return` missing?" if found is None else ""
-        raise TypeError(f"a tensor {what} is wanted, here {shape}, and this is {this}")
+    if not isinstance(found, Tensor) or list(found.shape) != shape:
+        this = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else described(found)
+        raise BrokenRuleError(f"a tensor {what} is wanted, here {shape}, and this is {this}")
 
 
 def agrees(value: Any, expected: Any) -> bool:

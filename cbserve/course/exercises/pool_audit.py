@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cbserve.course.values import described
 from cbserve.viz import style
 from cbserve.viz.figure import Canvas
 
-#: "call" (allocate, share or free), "count" or "blocks", what it "gave" or "raised", then "free_blocks", "ref_counts".
+#: "call" (allocate, share or free), "count" or "blocks", what it "gave" (a text stands for what is no block id, or no
+#: list) or "raised", then "free_blocks", "ref_counts".
 Call = dict[str, Any]
 
 
@@ -38,8 +40,10 @@ def _fault(call: Call, holders: list[int]) -> tuple[str, list[int]]:
             wanted = "NoFreeBlocksError"
         elif raised:
             return f"allocate({count}) raised {raised}, and {len(free)} blocks are free: that is enough", []
-        elif not isinstance(gave, list | tuple):
-            return "allocate returns a list of block ids", []
+        elif not isinstance(gave, list):
+            return f"allocate returns a list of block ids, and this is {gave or described(gave)}", []
+        elif odd := [block for block in gave if isinstance(block, str)]:
+            return f"allocate returns a list of block ids, and one of them is {odd[0]}", []
         elif len(gave) != count:
             return f"allocate({count}) returned {len(gave)} blocks", list(gave)
         elif taken := [block for block in gave if block not in free]:

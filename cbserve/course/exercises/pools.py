@@ -15,7 +15,10 @@ from cbserve.core.request import Request, SamplingParams
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import StepEvent
+from cbserve.course.exercise import BrokenRuleError
+from cbserve.course.exercise import call as ask
 from cbserve.course.exercises.pool_audit import Call, call_told, first_fault
+from cbserve.course.values import described
 from cbserve.engine import Engine
 from cbserve.errors import CBServeError
 from cbserve.executors.scripted import EOS, ScriptedExecutor
@@ -46,12 +49,25 @@ class CountedPool(BlockPool):
     def num_used(self) -> int:
         return self.num_blocks - len(self.free_blocks)
 
+    def allocate(self, count: int = 1) -> list[int]:
+        raise _yours("allocate")
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        raise _yours("share")
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        raise _yours("free")
+
     def publish(self, block: int, content_hash: bytes) -> None:
         """This pool remembers nothing of what it held."""
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         self._free = FreeList(self.free_blocks)
         super().check(tables)
+
+
+def _yours(method: str) -> BrokenRuleError:
+    return BrokenRuleError(f"CountedPool has no `{method}`, for `super()` neither: the exercise is that method")
 
 
 class EnginePool(CountedPool):
@@ -90,20 +106,22 @@ def run_script(pool: type[CountedPool], num_blocks: int, ops: Sequence[Op]) -> d
         try:
             if op == "allocate":
                 call |= {"count": args[1]}
-                gave = call["gave"] = mine.allocate(args[1])
-                tables[args[0]] = list(gave) if isinstance(gave, list | tuple) else []
+                gave = call["gave"] = _kept(mine.allocate(args[1]))
+                tables[args[0]] = gave if isinstance(gave, list) else []
             elif op == "share":
                 call["blocks"] = tables[args[1]] = list(tables[args[0]])
-                mine.share(list(tables[args[0]]))
+                ask(mine.share, (list(tables[args[0]]),))
             elif op == "free":
                 call["blocks"] = tables[args[0]]
                 mine.free(reversed(tables[args[0]]))  # the engine hands over an iterator too
             elif op == "allocate too many":
                 call |= {"count": args[0]}
-                call["gave"] = mine.allocate(args[0])
+                call["gave"] = _kept(mine.allocate(args[0]))
             else:
                 call["blocks"] = tables[args[0]][:1]
-                (mine.free if op == "free again" else mine.share)(list(call["blocks"]))
+                ask(mine.free if op == "free again" else mine.share, (list(call["blocks"]),))
+        except BrokenRuleError:
+            raise
         except Exception as error:
             call["raised"] = type(error).__name__
             if not isinstance(error, CBServeError) and op in ("allocate", "share", "free"):
@@ -139,8 +157,8 @@ def run_engine(pool: type[CountedPool], setting: dict[str, Any]) -> dict[str, st
             call |= {"gave": None, "raised": ""}
             log.append(call)
             try:
-                gave = method(argument)
-                call["gave"] = list(gave) if isinstance(gave, list | tuple) else gave  # the engine takes some out of it
+                gave = ask(method, (argument,))
+                call["gave"] = _kept(gave)
             except CBServeError as error:
                 call["raised"] = type(error).__name__
                 raise
@@ -166,6 +184,8 @@ def run_engine(pool: type[CountedPool], setting: dict[str, Any]) -> dict[str, st
                 engine.step(partial=False)
             else:
                 stopped = "it did not come to an end"
+    except BrokenRuleError:
+        raise
     except CBServeError as error:
         stopped = str(error)
     steps = " ".join(",".join(f"{row.slot}" for row in step.rows) for step in engine.trace.of(StepEvent))
@@ -187,6 +207,13 @@ def script_told(num_blocks: int, ops: Sequence[Op]) -> str:
         else:
             words.append(f"{op} of a block that {args[0]} had")
     return f"your pool of {num_blocks} blocks: {', '.join(words)}"
+
+
+def _kept(gave: Any) -> Any:
+    """A list of ids as it is now, since the engine takes some out of it; anything else in words."""
+    if not isinstance(gave, list | tuple):
+        return None if gave is None else described(gave)
+    return [int(block) if hasattr(block, "__index__") else described(block) for block in gave]
 
 
 def _state(pool: CountedPool) -> Call:

@@ -68,6 +68,8 @@ SLIPS = [
     ("slot = block * BLOCK_SIZE + place", "slot = block + place", "block id used as position"),
     ("slot = block * BLOCK_SIZE + place", "slot = index * BLOCK_SIZE + place", "block id used as position"),
     (" * scale\n", "\n", "softmax without scale"),
+    (" * scale\n", " * 0.25\n", "`scale` is not used"),
+    ("    tl.store(", "    tl.store(q + own, queries * 2)\n    tl.store(", "your function changed `q`"),
     ("    tl.store(", "    tl.load(q)  # ", "was it stored"),
     ("values / total[:, None]", "values", "the weights of a head must add up to 1"),
 ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from cbserve.core.request import SequenceState
+from cbserve.core.duties import Step
+from cbserve.core.plan import Reason
+from cbserve.core.request import Sequence, SequenceState
 from cbserve.core.scheduler import Scheduler
 from cbserve.course.exercise import Case, Exercise
 from cbserve.course.exercises.driving import (
@@ -14,11 +17,13 @@ from cbserve.course.exercises.driving import (
     NO_END,
     Setting,
     a_class,
+    answers_for_you,
     drive,
     first_wrong_step,
     gave,
     picture,
     random_setting,
+    sequences,
     told,
 )
 
@@ -51,8 +56,31 @@ def _cases(seed: int) -> list[Case]:
 AT_ONCE = "admit returned all at once"
 
 
+class _Withheld(Scheduler):
+    """The engine's `admit` and `blocked` do not answer; the engine itself asks `blocked` when it seats somebody."""
+
+    seats = False
+
+    def admit(self, step: Step) -> Iterator[Sequence]:
+        raise answers_for_you("super().admit")
+
+    def blocked(self, seq: Sequence, step: Step) -> Reason | None:
+        if not self.seats:
+            raise answers_for_you("self.blocked")
+        return super().blocked(seq, step)
+
+    def _admit(self, seq: Sequence, step: Step) -> None:
+        self.seats = True
+        super()._admit(seq, step)
+        self.seats = False
+
+
 def _run(answer: Any, args: Case) -> dict[str, str]:
-    run = drive(args[0], a_class(answer, Scheduler, "Admitting"))
+    class Asked(a_class(answer, "Admitting", _Withheld)):  # type: ignore[misc]
+        def admit(self, step: Step) -> Iterator[Sequence]:
+            return sequences("admit", super().admit(step))
+
+    run = drive(args[0], Asked)
     if run["stopped"] and not inspect.isgeneratorfunction(answer.admit):
         run["stopped"] += f" ({AT_ONCE})"
     return run

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cbserve.core.errors import SchedulerError
-from cbserve.core.policies import Policy, Priority
+from cbserve.core.policies import Priority
 from cbserve.core.request import Sequence
-from cbserve.course.exercise import Case, Exercise
-from cbserve.course.exercises.driving import NO_END, Setting, a_class, drive, gave, picture, told
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise, call
+from cbserve.course.exercises.driving import NO_END, Setting, a_class, answers_for_you, drive, gave, picture, told
+from cbserve.course.values import described
 from cbserve.serving import request_name
 
 
@@ -39,13 +39,19 @@ def _cases(seed: int) -> list[Case]:
     return [(setting,) for setting in [*fixed, *drawn]]
 
 
+class _Withheld(Priority):
+    def displaces(self, candidate: Sequence, running: list[Sequence], now_s: float) -> Sequence | None:
+        raise answers_for_you("super().displaces")
+
+
 def _run(answer: Any, args: Case) -> Any:
-    class Asked(a_class(answer, Policy, "PremiumFirst")):  # type: ignore[misc]
+    class Asked(a_class(answer, "PremiumFirst", _Withheld)):  # type: ignore[misc]
         def displaces(self, candidate: Sequence, running: list[Sequence], now_s: float) -> Sequence | None:
-            victim = super().displaces(candidate, running, now_s)
+            victim = call(super().displaces, (candidate, running, now_s))
             if victim is not None and not any(victim is seq for seq in running):
-                raise SchedulerError("displaces returned something that does not run: name one of `running`, or None")
-            return victim  # type: ignore[no-any-return]
+                wrong = victim.request.request_id if isinstance(victim, Sequence) else described(victim)
+                raise BrokenRuleError(f"displaces names one of `running`, or None, and not {wrong}")
+            return victim
 
     return drive(args[0], policy=Asked())
 
@@ -56,8 +62,6 @@ def _diagnose(args: Case, value: Any, expected: Any) -> str:
     urgency = dict(zip(names, setting["priorities"], strict=True))
     if NO_END in value["stopped"]:
         return "a loop in your displaces never ends: go over `running` once"
-    if "does not run" in value["stopped"]:
-        return "displaces names one of `running`, the sequence itself, or None"
     mine, theirs = (run["gave_way"].split() for run in (value, expected))
     first = next((i for i, pair in enumerate(mine) if i >= len(theirs) or pair != theirs[i]), None)
     if first is None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from cbserve.core.errors import SchedulerError
 from cbserve.core.request import Request, SamplingParams, Sequence
 from cbserve.core.scheduler import Scheduler
 from cbserve.core.stopping import StopChecker
-from cbserve.course.exercise import Case, Exercise, is_written
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise, call, is_written
 from cbserve.course.exercises.driving import (
     NO_END,
     a_class,
+    answers_for_you,
     drive,
     first_wrong_step,
     gave,
     picture,
     random_setting,
+    sequences,
     told,
 )
 
@@ -60,18 +62,28 @@ def _cases(seed: int) -> list[Case]:
 NO_TOKEN = "IndexError on an answer without a token"
 
 
+class _Withheld(Scheduler):
+    def retire(self) -> list[Sequence]:
+        raise answers_for_you("super().retire")
+
+
 def _run(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise SchedulerError('two answers are wanted: check("lab2.ex1", is_complete, Retiring)')
+        raise BrokenRuleError('two answers are wanted: check("lab2.ex1", is_complete, Retiring)')
     is_complete, retiring = answer
     if args[0] == "tokens":
         if not is_written(is_complete):
             raise NotImplementedError("is_complete: not attempted, it is still a stub")
-        return is_complete(*args[1:])
+        return call(is_complete, args[1:])
     if not is_written(retiring):
         raise NotImplementedError("is_complete is right; Retiring: not attempted, it is still a stub")
+
+    class Asked(a_class(retiring, "Retiring", _Withheld)):  # type: ignore[misc]
+        def retire(self) -> Iterator[Sequence]:
+            return sequences("retire", super().retire())
+
     try:
-        return drive(args[1], a_class(retiring, Scheduler, "Retiring"))
+        return drive(args[1], Asked)
     except IndexError:  # in a step too small for its prompt a sequence runs before it has a token
         if not args[1].get("budget"):
             raise

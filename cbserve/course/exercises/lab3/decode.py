@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cbserve.course.exercise import Case, Exercise
+from cbserve.course.exercise import Case, Exercise, call
 from cbserve.course.exercises.attention_faults import named_fault, not_finite
 from cbserve.course.exercises.paging import agrees, as_value, attention_case, gave, reference, tensors, told
 
@@ -56,7 +56,7 @@ EXERCISE = Exercise(
     reference=reference,
     diagnose=_diagnose,
     compare=agrees,
-    run=lambda answer, args: as_value(answer(*tensors(args[0])), args[0]),
+    run=lambda answer, args: as_value(call(answer, tensors(args[0])), args[0]),
     words=lambda answer, args: f"your paged_decode, {told(args[0])}",
     gave=gave,
 )

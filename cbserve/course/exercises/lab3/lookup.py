@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cbserve.core.errors import SchedulerError
-from cbserve.course.exercise import Case, Exercise, call
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise, call
 from cbserve.course.exercises.slips import Slip, named_slip
+from cbserve.course.values import described, plain
 
 
 def slot_of(position: int, block_table: list[int], block_size: int) -> tuple[int, int]:
@@ -27,9 +27,9 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _run(answer: Any, args: Case) -> Any:
-    value = call(answer, args)
-    if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
-        raise SchedulerError(f"a pair (block, place in the block) is wanted, and this is {value!r}")
+    value = plain(call(answer, args))
+    if value not in (None, ...) and not (isinstance(value, list | tuple) and len(value) == 2):
+        raise BrokenRuleError(f"a pair (block, place in the block) is wanted, and this is {described(value)}")
     return value
 
 

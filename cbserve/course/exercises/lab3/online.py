@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cbserve.course.exercise import Case, Exercise, is_written
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise, call, is_written
 from cbserve.course.exercises.attention_faults import named_fault, not_finite
 from cbserve.course.exercises.paging import (
     agrees,
@@ -19,7 +19,6 @@ from cbserve.course.exercises.paging import (
     tensors,
     told,
 )
-from cbserve.kernels.jit import KernelError
 
 
 def _cases(seed: int) -> list[Case]:
@@ -47,8 +46,8 @@ def _is_written(answer: Any) -> bool:
 
 def _run(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise KernelError('two answers are wanted, one of them written: check("lab3.ex4", decode_kernel, absorb)')
-    return as_value(block_by_block(*answer)(*tensors(args[0])), args[0])
+        raise BrokenRuleError('two answers are wanted, one of them written: check("lab3.ex4", decode_kernel, absorb)')
+    return as_value(call(block_by_block(*answer), tensors(args[0])), args[0])
 
 
 def _words(answer: Any, args: Case) -> str:

@@ -6,10 +6,10 @@ import json
 import random
 from typing import Any
 
-from cbserve.core.errors import SchedulerError
-from cbserve.course.exercise import Case, Exercise
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise
 from cbserve.course.exercises.pool_audit import first_fault, pool_picture
 from cbserve.course.exercises.pools import CountedPool, EnginePool, Op, run_engine, run_script, script_told
+from cbserve.course.values import described
 from cbserve.serving import request_name
 
 
@@ -75,7 +75,8 @@ def _engine_setting(rng: random.Random) -> dict[str, Any]:
 
 def _run(answer: Any, args: Case) -> Any:
     if not (isinstance(answer, type) and issubclass(answer, CountedPool)):
-        raise SchedulerError("a subclass of CountedPool is wanted: keep the line `class MyPool(CountedPool):`")
+        line = "keep the line `class MyPool(CountedPool):`"
+        raise BrokenRuleError(f"a subclass of CountedPool is wanted, and this is {described(answer)}: {line}")
     return run_engine(answer, args[1]) if args[0] == "engine" else run_script(answer, args[1], args[2])
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cbserve.core.errors import SchedulerError
-from cbserve.course.exercise import Case, Exercise
+from cbserve.course.exercise import BrokenRuleError, Case, Exercise, call
 from cbserve.course.exercises.slips import Slip, named_slip
 from cbserve.course.values import close
 
@@ -51,8 +50,8 @@ def _cases(seed: int) -> list[Case]:
 
 def _run(answer: Any, args: Case) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise SchedulerError('two answers are wanted: check("lab3.ex6", gains, scale_out)')
-    return answer[args[0] == "scale_out"](*args[1:])
+        raise BrokenRuleError('two answers are wanted: check("lab3.ex6", gains, scale_out)')
+    return call(answer[args[0] == "scale_out"], args[1:])
 
 
 _COMPUTE_SLIPS: list[Slip] = [
