@@ -201,13 +201,15 @@ def reference(case: AttentionCase) -> dict[str, Any]:
 
 
 def as_value(out: Any, case: AttentionCase) -> dict[str, Any]:
-    """Plain values of a result: numbers that are none are counted and shown as 0.
+    """Plain values of a result: "out" has 0 for a number that is not finite, so that the rest can be compared, "not
+    finite" says how many there are, and "begins" has the first four as they are.
 
     Raises BrokenRuleError for anything but a tensor [heads, head_dim].
     """
     _want("[heads, head_dim]", out, [case["heads"], case["head_dim"]])
     bad = ~torch.isfinite(out)
-    return {"not finite": int(bad.sum()), "out": out.masked_fill(bad, 0).tolist()}
+    begins = ", ".join(f"{x:.3f}" for x in out[0][:4].tolist())
+    return {"not finite": int(bad.sum()), "begins": begins, "out": out.masked_fill(bad, 0).tolist()}
 
 
 def _want(what: str, found: Any, shape: list[int]) -> None:
@@ -218,7 +220,8 @@ def _want(what: str, found: Any, shape: list[int]) -> None:
 
 def agrees(value: Any, expected: Any) -> bool:
     """float32 sums in another order differ in the sixth digit."""
-    return close(value, expected, rel=1e-3, abs_=1e-4)
+    same = value["not finite"] == expected["not finite"]
+    return same and close(value["out"], expected["out"], rel=1e-3, abs_=1e-4)
 
 
 def told(case: AttentionCase) -> str:
@@ -233,5 +236,6 @@ def told(case: AttentionCase) -> str:
 
 def gave(value: Any) -> str:
     """The beginning of a result in one line."""
-    text = f"head 0 begins {', '.join(f'{x:.3f}' for x in value['out'][0][:4])}"
-    return f"{text}; {value['not finite']} numbers are not finite" if value["not finite"] else text
+    count, bad = sum(map(len, value["out"])), value["not finite"]
+    text = f"head 0 begins {value['begins']}"
+    return f"{text}; {bad} of {count} numbers are not finite" if bad else text
