@@ -141,6 +141,8 @@ class Exercise:
             return fault
         if self.compare(value, expected):
             return ""
+        if rounded(value, expected):
+            return "this is rounded: return the full number"
         return self.diagnose(args, value, expected) or "this is not the value that the rules above give"
 
     def markdown(self) -> str:

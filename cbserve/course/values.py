@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from cbserve.errors import CBServeError
@@ -55,6 +56,28 @@ def close(value: Any, expected: Any, rel: float = 1e-6, abs_: float = 1e-9) -> b
             return math.isnan(value)
         return math.isclose(value, expected, rel_tol=rel, abs_tol=abs_)
     return bool(value == expected)
+
+
+def rounded(value: Any, expected: Any) -> bool:
+    """Whether `value` is wrong only in that its numbers are those of `expected`, rounded to 2 or more decimals.
+
+    A whole number proves no rounding: 1.0 in place of 0.9997 is more likely another slip.
+    """
+    if shape_fault(value, expected):
+        return False
+    wrong = [(a, b) for a, b in _leaves(value, expected) if not close(a, b)]
+    return any(a % 1 for a, _ in wrong if isinstance(a, float)) and any(
+        all(isinstance(b, float) and close(a, round(b, digits)) for a, b in wrong) for digits in range(2, 7)
+    )
+
+
+def _leaves(value: Any, expected: Any) -> Iterator[tuple[Any, Any]]:
+    """(value, expected) for each number or word in two values of one shape."""
+    if isinstance(expected, list | tuple | dict):
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            yield from _leaves(value[key], expected[key])
+    else:
+        yield value, expected
 
 
 def shape_fault(value: Any, expected: Any) -> str:

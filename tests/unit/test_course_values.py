@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbserve.course.exercise import is_written
-from cbserve.course.values import NotPlainError, close, plain, shape_fault, shown
+from cbserve.course.values import NotPlainError, close, plain, rounded, shape_fault, shown
 
 
 class Yes(float):
@@ -79,6 +79,30 @@ def test_a_list_that_holds_itself_is_refused() -> None:
 def test_when_two_values_agree(value, expected, agree) -> None:
     assert close(value, expected) is agree
     assert not (agree and shape_fault(value, expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_rounded"),
+    [
+        (0.41, 610 / 1500, True),
+        (0.4067, 610 / 1500, True),
+        (0.4066, 610 / 1500, False),
+        (0.4, 610 / 1500, False),
+        (1.0, 0.9997, False),
+        (20.48, 20.48, False),
+        ([0.41, 1.0], [610 / 1500, 0.9997], True),
+        ([0.41, 0.9997], [610 / 1500, 0.99967], False),  # to two decimals, and to four
+        ([0.41, 0.5], [610 / 1500, 0.9], False),
+        ({"a": 0.67, "b": True}, {"a": 2 / 3, "b": True}, True),
+        ({"a": 0.67, "b": True}, {"a": 2 / 3, "b": False}, False),
+        (0.67, 2, False),
+        ("0.67", 2 / 3, False),
+        ([0.67], 2 / 3, False),
+        (math.nan, 2 / 3, False),
+    ],
+)
+def test_what_is_wrong_only_in_being_rounded(value, expected, is_rounded) -> None:
+    assert rounded(value, expected) is is_rounded
 
 
 def test_values_are_shown_on_one_line_without_addresses() -> None:
