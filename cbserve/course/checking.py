@@ -72,6 +72,8 @@ def check(id: str, *answers: Any, seed: int = 0) -> None:
 
     _progress.update(record)
     headline, lines = _report(exercise, outcome)
+    if not passed and _earned(id):
+        lines.append(("before", "it was solved, and its points stay; cells further down go by the answer above"))
     text = "\n".join([headline, *(f"  {name:<7} {value}" for name, value in lines)])
     said, kind = _SAID[outcome.status]
     title, _, counts = headline.partition(f": {said}")
@@ -193,13 +195,19 @@ def hint(id: str, level: int | None = None) -> None:
 
 
 def solved(id: str) -> bool:
-    """Whether the last check of this process passed; without one, whether any check passed before."""
+    """Whether the last check of this process passed; without one, whether any check passed before.
+
+    It guards the cells that run the answer, so it goes by this notebook; `progress` counts what was ever earned.
+    """
     get(id)
-    return _results[id] if id in _results else bool(_progress.read().get(id, {}).get("solved", False))
+    return _results.get(id, _earned(id))
 
 
 def progress() -> None:
-    """Show all exercises with points, status and hints used, and the sum of points."""
+    """Show all exercises with points, status and hints used, and the sum of points: the best of all checks so far.
+
+    Where this notebook's own last check says otherwise, the status says so.
+    """
     kept = _progress.read()
     exercises = all_exercises()
     rows, points = [], 0
@@ -208,6 +216,8 @@ def progress() -> None:
         done = bool(entry.get("solved"))
         points += exercise.points * done
         status = "solved" if done else "tried" if entry.get("tries") else "not attempted"
+        if done and not solved(exercise.id):
+            status = "solved before, not in this notebook now"
         rows.append([exercise.id, exercise.title, str(exercise.points), status, f"{entry.get('hints', 0)} of 3"])
     text, html = table(["exercise", "title", "points", "status", "hints"], rows)
     total = f"{points} of {sum(exercise.points for exercise in exercises)} points"
@@ -222,6 +232,11 @@ def card(id: str) -> None:
     row = [id, *ranks, str(exercise.minutes), str(exercise.points)]
     text, html = table(header, [row])
     show(f"{exercise.title}\n{text}", f"<p><strong>{escape(exercise.title)}</strong></p>{html}")
+
+
+def _earned(id: str) -> bool:
+    """Whether any check ever passed, here or before a restart."""
+    return bool(_progress.read().get(id, {}).get("solved"))
 
 
 def _hints_asked(id: str) -> int:

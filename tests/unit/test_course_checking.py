@@ -294,6 +294,21 @@ def test_an_unsolved_copy_guards_its_later_cells_even_when_it_was_solved_before(
     assert solved("lab0.use"), "what was earned stays earned"
 
 
+def test_progress_and_the_check_say_which_result_they_mean(learner, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(checking, "all_exercises", lambda: list(exercises._loaded.values()))
+    heard(capsys, reference)
+    for answer in (stub, lambda lengths: 0.9):
+        said = heard(capsys, answer)
+        assert "it was solved, and its points stay; cells further down go by the answer above" in said
+        progress()
+        table = capsys.readouterr().out
+        assert "solved before, not in this notebook now" in table and table.endswith("3 of 3 points\n")
+        assert not solved("lab0.use")
+    assert "before" not in heard(capsys, reference)
+    progress()
+    assert "solved before" not in capsys.readouterr().out
+
+
 def test_an_unknown_id_is_told_the_ids_there_are() -> None:
     with pytest.raises(UnknownExerciseError, match=r"'lab0.usa'. Did you mean 'lab0.use'\? The ids are: lab0.use"):
         check("lab0.usa", reference)
