@@ -32,6 +32,7 @@ _SAID = {  # status -> words and badge
 }
 _progress = Store("progress")
 _results: dict[str, bool] = {}  # the last check of each exercise in this process
+_lab = ""  # "lab 2" once this process has checked, or asked for, an exercise of lab 2
 
 
 class CheckFailed(CBServeError, AssertionError):
@@ -57,7 +58,7 @@ def check(id: str, *answers: Any, seed: int = 0) -> None:
 
     Raises UnknownExerciseError, and CheckFailed for an unsolved exercise in a strict run (see above).
     """
-    exercise = get(id)
+    exercise = _here(id)
     if not answers:
         raise CBServeError(f'check("{id}", ...) got no answer; pass the name that your cell defines')
     outcome = examine(exercise, answers[0] if len(answers) == 1 else answers, seed)
@@ -199,7 +200,7 @@ def solved(id: str) -> bool:
 
     It guards the cells that run the answer, so it goes by this notebook; `progress` counts what was ever earned.
     """
-    get(id)
+    _here(id)
     return _results.get(id, _earned(id))
 
 
@@ -232,6 +233,20 @@ def card(id: str) -> None:
     row = [id, *ranks, str(exercise.minutes), str(exercise.points)]
     text, html = table(header, [row])
     show(f"{exercise.title}\n{text}", f"<p><strong>{escape(exercise.title)}</strong></p>{html}")
+
+
+def lab_here() -> str:
+    """Whose lab this process runs: "lab 2"; "" where no exercise of a lab was checked or asked for."""
+    return _lab
+
+
+def _here(id: str) -> Exercise:
+    global _lab
+    exercise = get(id)
+    name, number = exercise.id[:3], exercise.id.split(".")[0][3:]
+    if name == "lab":
+        _lab = f"lab {number}"
+    return exercise
 
 
 def _earned(id: str) -> bool:

@@ -7,6 +7,9 @@ condition under which each was measured (a batch size, a trace, a pool). The ver
     holds if ...         some do; the conditions of those are named
     does not hold        none does
     not measured here    there is no evidence
+
+Each chapter and each lab keeps evidence of its own, with a verdict of its own, and all of them are shown side by side:
+what a lab measures with a tiny model neither overrules nor hides what a chapter measured with a larger one.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cbserve.course.checking import lab_here
 from cbserve.course.claim_list import CLAIMS, Claim
 from cbserve.course.show import Shown, badge, cell, escape, facts, html_table, show, table
 from cbserve.course.store import Store
@@ -30,6 +34,7 @@ __all__ = ["CLAIMS", "Claim", "ClaimError", "Evidence", "claim", "ledger", "verd
 
 NOT_MEASURED = "not measured here"
 MEASURED = "measured here"
+EARLIER = "an earlier run"  # the place of evidence that was kept when a claim had one place only
 _ledger = Store("ledger")
 
 
@@ -58,7 +63,7 @@ def verdict(claim: Claim, evidence: Evidence | None) -> str:
 
 
 def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> None:
-    """Show the card of a claim. Evidence goes into the ledger first, in place of earlier evidence for the claim.
+    """Show the card of a claim. Evidence goes into the ledger first, in place of what this chapter or lab said earlier.
 
     evidence: one keyword, named by the card: a number or a dict {condition: number}; an int n as a condition is read
     as a batch size, B = n. label: "measured here", or a text that begins with "simulated".
@@ -71,7 +76,8 @@ def claim(id: str, *, label: str = MEASURED, **evidence: Any) -> None:
         if label != MEASURED and not (isinstance(label, str) and label.startswith("simulated")):
             raise ClaimError(f'label is {label!r}; it is "{MEASURED}", or begins with "simulated"')
         entry = {"values": values, "label": label, "machine": _machine(), "date": datetime.date.today().isoformat()}
-        _ledger.update(lambda kept: kept.update({id: entry}))
+        place = lab_here() or f"chapter {known.chapter}"
+        _ledger.update(lambda kept: kept.update({id: _with(kept.get(id, {}), place, entry)}))
     _display(claim_card(known, _evidence(id)))
 
 
@@ -81,27 +87,31 @@ def ledger(dates: bool = False) -> None:
 
 
 def ledger_table(dates: bool = False) -> Shown:
-    """The ledger as text and as HTML."""
+    """The ledger as text and as HTML: a row for each place that tested a claim."""
     found = {id: _evidence(id) for id in CLAIMS}
-    machines = sorted({evidence.machine for evidence in found.values() if evidence})
-    header = ["chapter", "claim", "your numbers", "verdict", "how", *(["date"] if dates else [])]
-    rows = []
+    tests = [(known, place, evidence) for known in CLAIMS.values() for place, evidence in found[known.id].items()]
+    machines = sorted({evidence.machine for _, _, evidence in tests})
+    elsewhere = any(place != f"chapter {known.chapter}" for known, place, _ in tests)
+    header = ["chapter", "claim", *(["tested in"] if elsewhere else []), "your numbers", "verdict", "how"]
+    rows, cells = [], []
     for known in CLAIMS.values():
-        evidence = found[known.id]
-        row = [str(known.chapter), known.id, _values(known, evidence), verdict(known, evidence)]
-        how = ([evidence.label] + [evidence.machine] * (len(machines) > 1)) if evidence else []
-        rows.append(row + ["; ".join(how)] + ([evidence.date if evidence else ""] if dates else []))
+        for place, evidence in found[known.id].items() or [("", None)]:
+            said = verdict(known, evidence)
+            how = ([evidence.label] + [evidence.machine] * (len(machines) > 1)) if evidence else []
+            middle = [*([place] if elsewhere else []), _values(known, evidence)]
+            end = ["; ".join(how), *([evidence.date if evidence else ""] if dates else [])]
+            rows.append([str(known.chapter), known.id, *middle, said, *end])
+            # A terminal has no room for the sentences; claim(id) shows them there. Here each stands once.
+            is_first = evidence is None or place == next(iter(found[known.id]))
+            name = f"{cell(known.text)}<br><code>{known.id}</code>" if is_first else f"<code>{known.id}</code>"
+            # Only what was tested gets a badge: the eye should find those.
+            mark = badge(said, _kind(said)) if evidence else said
+            cells.append([str(known.chapter), name, *map(cell, middle), mark, *map(escape, end)])
+    if dates:
+        header.append("date")
     text, _ = table(header, rows)
-    # A terminal has no room for the sentences; claim(id) shows them there.
-    claims = [f"{cell(known.text)}<br><code>{known.id}</code>" for known in CLAIMS.values()]
-    cells = [
-        # Only what was tested gets a badge: the eye should find those.
-        [row[0], claim, cell(row[2]), row[3] if row[3] == NOT_MEASURED else badge(row[3], _kind(row[3]))]
-        + list(map(escape, row[4:]))
-        for row, claim in zip(rows, claims, strict=True)
-    ]
-    tested = sum(evidence is not None for evidence in found.values())
-    title = f"Ledger: {tested} of {len(rows)} claims tested" + (f" on {machines[0]}" if len(machines) == 1 else "")
+    tested = sum(map(bool, found.values()))
+    title = f"Ledger: {tested} of {len(CLAIMS)} claims tested" + (f" on {machines[0]}" if len(machines) == 1 else "")
     header[1] = "the lecture says"
     return Shown(f"{title}\n{text}", f"<p><strong>{escape(title)}</strong></p>{html_table(header, cells)}")
 
@@ -139,31 +149,54 @@ def _numbers(known: Claim, evidence: Mapping[str, Any]) -> dict[str, float]:
     return {f"B = {key}" if type(key) is int else str(key): float(value) for key, value in by_condition.items()}
 
 
-def _evidence(id: str) -> Evidence | None:
-    entry = _ledger.read().get(id)
-    try:
-        return Evidence(**entry) if entry and entry["values"] else None
-    except (KeyError, TypeError):  # written by another version
-        return None
+def _by_place(kept: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a claim by place; an entry itself is what was kept when there was one place."""
+    return {EARLIER: kept} if "values" in kept else kept
 
 
-def claim_card(known: Claim, found: Evidence | None) -> Shown:
-    """A claim with its evidence and verdict as text and as HTML."""
-    said = verdict(known, found)
+def _with(kept: dict[str, Any], place: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a claim with a new one. One without a place makes way for its own cell, which names the same
+    conditions."""
+    entries = dict(_by_place(kept))
+    if list(entries.get(EARLIER, {}).get("values", ())) == list(entry["values"]):
+        del entries[EARLIER]
+    return entries | {place: entry}
+
+
+def _evidence(id: str) -> dict[str, Evidence]:
+    """What was found for a claim, by place: chapters first."""
+    found = {}
+    for place, entry in sorted(_by_place(_ledger.read().get(id, {})).items()):
+        try:
+            if entry["values"] and isinstance(entry["values"], dict):
+                found[place] = Evidence(**entry)
+        except (KeyError, TypeError):  # written by another version
+            continue
+    return found
+
+
+def claim_card(known: Claim, found: Mapping[str, Evidence]) -> Shown:
+    """A claim with its evidence and verdicts, by place, as text and as HTML."""
+    verdicts = {place: verdict(known, evidence) for place, evidence in found.items()} or {"": verdict(known, None)}
+    names = {place: f"{place}: " if len(found) > 1 else "" for place in verdicts}
     rows = [
         ("the lecture says", known.text),
         ("tested by", known.test),
         ("it depends on", known.condition),
         ("counts as holding", f"{known.measure} {known.band()}"),
         ("source", known.source),
-        ("your numbers", _values(known, found) if found else "none yet"),
     ]
-    if found:
-        rows.append(("how", f"{found.label}; {found.machine}"))
+    if not found:
+        rows.append(("your numbers", "none yet"))
+    for place, evidence in found.items():
+        of = names[place]
+        rows += [(f"{of}your numbers", _values(known, evidence)), (f"{of}how", f"{evidence.label}; {evidence.machine}")]
     width = max(len(name) for name, _ in rows)
+    said = "; ".join(f"{names[place]}{words}" for place, words in verdicts.items())
     text = "\n".join([f"Claim {known.id}: {said}", *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
     style = "border-left:4px solid #56b4e9;padding:4px 12px"
-    heading = f"<p>{badge(said, _kind(said))} <strong>{cell(known.text)}</strong> <code>{known.id}</code></p>"
+    badges = " ".join(f"{escape(names[place])}{badge(words, _kind(words))}" for place, words in verdicts.items())
+    heading = f"<p>{badges} <strong>{cell(known.text)}</strong> <code>{known.id}</code></p>"
     return Shown(text, f'<div style="{style}">{heading}{facts(rows[1:])}</div>')
 
 

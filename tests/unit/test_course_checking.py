@@ -42,6 +42,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry and a memory of this test's own."""
     monkeypatch.setattr(exercises, "_loaded", {})
     monkeypatch.setattr(checking, "_results", {})
+    monkeypatch.setattr(checking, "_lab", "")
     monkeypatch.setattr(checking, "_progress", Store("progress"))
     monkeypatch.delenv("CBSERVE_STATE", raising=False)
     exercises.register(make())

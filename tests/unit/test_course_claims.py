@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from cbserve.course import claims
+from cbserve.course import checking, claims
 from cbserve.course.claims import CLAIMS, ClaimError, Evidence, verdict
 from cbserve.course.show import Shown
 from cbserve.course.store import Store
@@ -15,6 +15,7 @@ from cbserve.course.store import Store
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_ledger", Store("ledger"))
+    monkeypatch.setattr(checking, "_lab", "")
     monkeypatch.delenv("CBSERVE_STATE", raising=False)
     monkeypatch.setattr(claims, "show", lambda text, html: SCREEN.append(Shown(text, html)))
 
@@ -100,7 +101,7 @@ def test_the_ledger_is_kept_across_restarts_with_machine_and_date(tmp_path, monk
     monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
     claim("static-40.7", utilisation=0.40667)
     monkeypatch.setattr(claims, "_ledger", Store("ledger"))
-    kept = json.loads((tmp_path / "ledger.json").read_text())["static-40.7"]
+    kept = json.loads((tmp_path / "ledger.json").read_text())["static-40.7"]["chapter 1"]
     assert kept["date"] and kept["machine"]
     shown = ledger()
     assert shown.text.startswith(f"Ledger: 1 of {len(CLAIMS)} claims tested")
@@ -110,8 +111,70 @@ def test_the_ledger_is_kept_across_restarts_with_machine_and_date(tmp_path, monk
 
 def test_a_ledger_of_another_version_is_no_evidence(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
-    (tmp_path / "ledger.json").write_text('{"static-40.7": {"number": 1}}')
-    assert "not measured here" in claim("static-40.7").text
+    for other in (
+        {"number": 1},
+        {"values": [1]},
+        {"chapter 1": {"values": {}}},
+        {"chapter 1": {"values": {"": 1}, "by": "me"}},
+    ):
+        (tmp_path / "ledger.json").write_text(json.dumps({"static-40.7": other}))
+        assert "not measured here" in claim("static-40.7").text
+
+
+A100 = {"speedup": {"A100, short answers": 2.1, "A100, long prompts": 1.4}, "label": "simulated for an A100"}
+TINY = {"speedup": {"tiny, 8 slots": 1.2}}
+
+
+def in_lab(number: int) -> None:
+    """From here on this process runs a lab: its cells ask whether exercises are solved before they show a claim."""
+    checking.solved(f"lab{number}.ex1")
+
+
+@pytest.mark.parametrize("chapter_first", [True, False])
+def test_a_lab_and_a_chapter_keep_their_own_evidence_and_verdict(chapter_first, monkeypatch) -> None:
+    for number, evidence in [(0, A100), (2, TINY)] if chapter_first else [(2, TINY), (0, A100)]:
+        monkeypatch.setattr(checking, "_lab", "")
+        if number:
+            in_lab(number)
+        shown = claim("speedup-2-3x", **evidence)
+    assert shown.text.splitlines()[0] == (
+        "Claim speedup-2-3x: chapter 2: holds if A100, short answers; lab 2: does not hold"
+    )
+    assert "A100, long prompts: 1.40x" in shown.text and "tiny, 8 slots: 1.20x" in shown.text
+    assert "simulated for an A100; " in shown.text and "measured here; " in shown.text
+    assert "chapter 2: <span" in shown.html and "lab 2: <span" in shown.html
+    rows = [line for line in ledger().text.splitlines() if "speedup-2-3x" in line]
+    assert [row.split("  ")[0:1] for row in rows] == [["2"], ["2"]]
+    assert "holds if A100, short answers" in rows[0] and "chapter 2" in rows[0] and "tiny" not in rows[0]
+    assert "does not hold" in rows[1] and "lab 2" in rows[1] and "tiny, 8 slots: 1.20x" in rows[1]
+    assert ledger().text.startswith(f"Ledger: 1 of {len(CLAIMS)} claims tested")
+    assert ledger().html.count(CLAIMS["speedup-2-3x"].text) == 1
+
+
+def test_a_place_takes_its_own_evidence_back() -> None:
+    in_lab(2)
+    claim("speedup-2-3x", **TINY)
+    shown = claim("speedup-2-3x", speedup={"tiny, 4 slots": 2.0})
+    assert "4 slots" in shown.text and "8 slots" not in shown.text and "lab 2" not in shown.text
+    assert "lab 2" in ledger().text, "the chapter itself has tested nothing"
+
+
+def test_where_nothing_was_tested_elsewhere_the_ledger_has_no_column_for_it() -> None:
+    claim("speedup-2-3x", **A100)
+    assert "tested in" not in ledger().text
+
+
+def test_a_ledger_from_before_there_were_places_is_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CBSERVE_STATE", str(tmp_path))
+    old = {"values": A100["speedup"], "label": A100["label"], "machine": "Linux, 2 cores", "date": "2026-11-01"}
+    (tmp_path / "ledger.json").write_text(json.dumps({"speedup-2-3x": old}))
+    assert "Claim speedup-2-3x: holds if A100, short answers" in claim("speedup-2-3x").text
+    in_lab(2)
+    both = claim("speedup-2-3x", **TINY).text
+    assert "an earlier run: holds if A100, short answers; lab 2: does not hold" in both and "Linux, 2 cores" in both
+    monkeypatch.setattr(checking, "_lab", "")
+    again = claim("speedup-2-3x", **A100).text  # the cell that it came from
+    assert "an earlier run" not in again and "chapter 2: holds if A100, short answers; lab 2: does not hold" in again
 
 
 def test_conditions_are_escaped() -> None:
