@@ -25,6 +25,12 @@ from cbserve.core.trace import (
 
 logger = logging.getLogger("cbserve")
 
+#: Cause of a preemption -> what to do about it.
+_CURES = {
+    "out_of_blocks": "A larger pool or fewer slots avoid it.",
+    "displaced": "The policy asked for it.",
+}
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -53,7 +59,7 @@ class Recorder:
         self._tables = None if simulates else TableLog(scheduler.kv)
         self._offset: int | None = None
         self._last_blocked: tuple[int, str] | None = None
-        self._warned_of_preemption = simulates
+        self._unwarned = {} if simulates else dict(_CURES)
 
     def number(self, plan: StepPlan) -> int:
         if self._offset is None:
@@ -80,14 +86,14 @@ class Recorder:
             self._last_blocked = key
 
     def _warn(self, event: Preempted) -> None:
-        """Once a trace."""
-        if self._warned_of_preemption:
+        """Once a trace for each cause."""
+        if (cure := self._unwarned.pop(event.cause, None)) is None:
             return
-        self._warned_of_preemption = True
         logger.warning(
-            "request %s was preempted (%s): %s. Its %d tokens will be %s. More preemptions are in the trace; a larger "
-            "pool or fewer slots avoid them.",
+            "request %s was preempted (%s): %s. Its %d tokens will be %s. %s It is the first of its cause; the "
+            "trace has all.",
             event.request_id, event.cause.replace("_", " "), event.reason, event.num_computed_tokens, event.way_back,
+            cure,
         )  # fmt: skip
 
     def tables(self, plan: StepPlan, now_s: float) -> None:

@@ -48,6 +48,25 @@ def test_the_warning_of_a_preemption_says_how_the_tokens_come_back(caplog, how, 
     assert f"tokens will be {way}. " in record.message
 
 
+def test_the_warning_of_a_preemption_names_the_cure_of_its_cause_and_promises_no_more_of_them(caplog):
+    urgent = {"priorities": [1, 0], "arrivals_s": [0, 3], "policy": Priority(displace=True)}
+    one = serve([20, 4], ContinuousBatching(max_num_seqs=1), **urgent)
+    assert len(list(one.of(Preempted))) == 1
+    (record,) = caplog.records
+    assert "(displaced)" in record.message and "The policy asked for it." in record.message
+    assert "larger pool" not in record.message and "More preemptions" not in record.message
+
+
+def test_each_cause_of_preemption_is_warned_of_once(caplog):
+    many = {"priorities": [1, 1, 0, 0], "arrivals_s": [0, 0, 3, 6], "policy": Priority(displace=True)}
+    trace = serve(
+        [30, 30, 20, 20], ContinuousBatching(max_num_seqs=2), prompt_tokens=8, num_blocks=6, block_size=8, **many
+    )
+    assert len(list(trace.of(Preempted))) > 2
+    said = [record.message for record in caplog.records]
+    assert sorted("A larger pool or fewer slots avoid it." in message for message in said) == [False, True]
+
+
 @pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.CRITICAL])
 def test_quiet_hides_the_warning_and_leaves_the_level_that_was_set(caplog, level):
     logger = logging.getLogger("cbserve")
