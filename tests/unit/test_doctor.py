@@ -1,12 +1,14 @@
 """The doctor names each fault and gives the cure that fits the host."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cbserve.course.doctor import GPU, Finding, Report, diagnose, doctor
 from cbserve.course.probing import Probe, detect_host
 from cbserve.models.config import gpu_dtype
+from cbserve.models.fetch import SOURCES, fetch_model, model_path
 
 HEALTHY = Probe(
     host="jupyterlab",
@@ -165,6 +167,25 @@ def test_doctor_reports_on_this_machine_without_raising(monkeypatch: pytest.Monk
     assert [finding.topic for finding in report.findings][:2] == ["host", "Python"]
     assert report.findings[1].level == "ok"
     assert not (tmp_path / "not").exists()
+
+
+def test_the_size_of_the_model_is_the_same_wherever_it_is_said() -> None:
+    costs = SOURCES["smollm2-135m"].costs
+    assert costs == "93 MB down, 540 MB on disk"
+    assert found(replace(HEALTHY, model_cached=False), "model").text.endswith(costs)
+    root = Path(__file__).parents[2]
+    assert costs in (root / "README.md").read_text() and costs in str(fetch_model.__doc__)
+    chapter = (root / "chapters" / "source" / "00_start_here.py").read_text().replace("\n# ", " ")
+    assert all(size in chapter for size in ("93 MB to fetch", "540 MB on disk"))
+
+
+@pytest.mark.model
+def test_the_model_takes_on_disk_what_is_said() -> None:
+    folder = model_path("smollm2-135m")
+    if folder is None:
+        pytest.skip("SmolLM2-135M is not in the cache")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert size == pytest.approx(SOURCES["smollm2-135m"].folder_bytes, rel=1e-3)
 
 
 def test_a_missing_torch_is_a_line_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
