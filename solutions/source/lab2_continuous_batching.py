@@ -177,7 +177,8 @@ timeline(trace, title=f"Rows in step 0: {len(trace.steps[0].rows)}, on 3 slots; 
 # | `self.kv.blocks_needed(seq, num_tokens)` | new blocks so that it holds `num_tokens` tokens, cached ones included |
 # | `self.kv.num_free_blocks` | free blocks in the pool |
 #
-# `self.blocked(seq, step)` would answer for you: write the conditions first, and read it afterwards.
+# `self.blocked(seq, step)` would answer for you: write the conditions first, and read it afterwards. The check refuses
+# it, and `super()` of any duty.
 
 
 # %% tags=["exercise"]

@@ -249,7 +249,7 @@ else:
 # | `k_cache`, `v_cache` | [num_blocks, block_size, kv_heads, head_dim] | the whole pool, of one layer |
 # | `block_table` | int64 [blocks] | this sequence's blocks, in order |
 # | `context_len` | int | its tokens in the cache, the newest included |
-# | `scale` | float | what q . k is multiplied by |
+# | `scale` | float | what q . k is multiplied by, usually head_dim ** -0.5; take what is given |
 #
 # *Grouped-query attention*: `heads // kv_heads` neighbouring query heads share a KV head. What lies behind
 # `context_len` in the last block is somebody else's, and may be NaN.
