@@ -495,11 +495,10 @@ queued = [step for step in busy.steps if step.num_waiting]
 few_blocks = LLM("tiny", device=device, max_num_seqs=8, seed=seed, num_blocks=16, verbose=False)
 claim(
     "utilisation-100",
-    label="measured: a tiny model on 8 slots",
     utilisation={
-        "requests wait": sum(row.num_sampled for step in queued for row in step.rows) / (8 * len(queued)),
-        "the drain counts too": slot_utilisation(busy),
-        "the pool has 16 blocks": slot_utilisation(serve(varied, llm=few_blocks)),
+        "8 slots, requests wait": sum(row.num_sampled for step in queued for row in step.rows) / (8 * len(queued)),
+        "8 slots, with the drain": slot_utilisation(busy),
+        "8 slots, 16 blocks": slot_utilisation(serve(varied, llm=few_blocks)),
     },
 )
 
