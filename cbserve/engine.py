@@ -75,6 +75,8 @@ class Engine:
             "clock": self.clock.kind,
             "fast_forward": self._foresees is not None,
         }
+        if own := sorted(meta.keys() & self._meta.keys()):
+            raise InvalidRequestError(f"meta has {', '.join(own)}, which the engine itself says; take other names")
         self._recorder = Recorder(Trace(meta | self._meta), scheduler, simulates=self._foresees is not None)
         return self.trace
 
@@ -143,16 +145,17 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """Take a request back, wherever it is. Returns what it got so far; None if the id is unknown or finished. One
         that had not arrived yet leaves nothing in the trace."""
-        if (request := self._incoming.remove(request_id)) is not None:
-            return unserved_output(request, self.clock.now(), FinishReason.ABORT)
-        builder = self._builders.get(request_id)
-        if builder is None:
-            return None
-        changed = self.scheduler.abort(request_id)
-        for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
-            builder.samples.setdefault(index, builder.samples[0])
-        outputs = self._take_in(changed)
-        return outputs[0] if outputs else None
+        with self._books():
+            if (request := self._incoming.remove(request_id)) is not None:
+                return unserved_output(request, self.clock.now(), FinishReason.ABORT)
+            builder = self._builders.get(request_id)
+            if builder is None:
+                return None
+            changed = self.scheduler.abort(request_id)
+            for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
+                builder.samples.setdefault(index, builder.samples[0])
+            outputs = self._take_in(changed)
+            return outputs[0] if outputs else None
 
     def abort_all(self) -> list[RequestOutput]:
         """Abort everything; afterwards the pool is free and the engine can be used again."""
@@ -248,10 +251,10 @@ class Engine:
         not be in memory. Yields each when it has ended. Leaving early aborts what still runs.
 
         Raises:
-            InvalidRequestError: one arrives before the one that it follows.
+            InvalidRequestError: one arrives before the one that it follows, or another replay is under way.
         """
+        self._incoming.follow(requests)
         try:
-            self._incoming.follow(requests)
             while self.has_unfinished:
                 yield from self.step(partial=False)
         finally:

@@ -20,6 +20,7 @@ class Incoming:
         self._heap: list[tuple[float, int, Request]] = []
         self._ids: set[str] = set()
         self._source: Iterator[Request] = iter(())
+        self._ahead: Request | None = None  # the one that was read from the source and is still here
         self._num_added = 0
 
     def __len__(self) -> int:
@@ -43,8 +44,11 @@ class Incoming:
         """Read on from `source`, whose requests come in order of arrival.
 
         Raises:
-            InvalidRequestError: now or when it is read, a request arrives before the one that it follows.
+            InvalidRequestError: another source is not at its end; or, now or when it is read, a request arrives before
+                the one that it follows.
         """
+        if self._ahead is not None:
+            raise InvalidRequestError("another replay is under way; finish it, close it or abort all first")
         self._source = _in_order(source)
         self._read_ahead()
 
@@ -54,7 +58,7 @@ class Incoming:
             request = heapq.heappop(self._heap)[2]
             self._ids.remove(request.request_id)
             yield request
-            self._read_ahead()
+            self._read_after(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Take one back before it arrives; None if it is not here."""
@@ -63,7 +67,7 @@ class Incoming:
                 self._heap.remove(entry)
                 self._ids.remove(request_id)
                 heapq.heapify(self._heap)
-                self._read_ahead()
+                self._read_after(entry[2])
                 return entry[2]
         return None
 
@@ -72,12 +76,18 @@ class Incoming:
         known = [request for _, _, request in sorted(self._heap)]
         self._heap.clear()
         self._ids.clear()
-        self._source = iter(())
+        self._source, self._ahead = iter(()), None
         return known
 
+    def _read_after(self, gone: Request) -> None:
+        if gone is self._ahead:
+            self._read_ahead()
+
     def _read_ahead(self) -> None:
-        if not self._heap and (request := next(self._source, None)) is not None:
-            self.add(request)
+        self._ahead = None  # also where reading raises
+        self._ahead = next(self._source, None)
+        if self._ahead is not None:
+            self.add(self._ahead)
 
 
 def require_request(request: object) -> None:

@@ -15,6 +15,7 @@ from cbserve.core.errors import ConservationError, InvalidRequestError, NoFreeBl
 from cbserve.core.given import integer
 
 MOST_BLOCKS = 50_000_000  # the pool keeps a list of them: some 2 GB then
+MOST_BLOCK_SIZE = 65_536  # tokens; a simulation keeps a list for each place in a block
 
 
 class FreeList:
@@ -88,6 +89,8 @@ class BlockPool:
         num_blocks, block_size = integer("num_blocks", num_blocks, 1), integer("block_size", block_size, 1)
         if num_blocks > MOST_BLOCKS:
             raise InvalidRequestError(f"num_blocks={num_blocks}: must be at most {MOST_BLOCKS:,}; enlarge the blocks")
+        if block_size > MOST_BLOCK_SIZE:
+            raise InvalidRequestError(f"block_size={block_size}: must be at most {MOST_BLOCK_SIZE:,}; take more blocks")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks

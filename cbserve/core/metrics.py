@@ -194,8 +194,15 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
+def _require_share(q: float) -> None:
+    if not 0 <= q <= 100:
+        raise InvalidRequestError(f"q={q!r}: a percentile is asked for in 0..100")
+
+
 def percentile(values: Sequence[float], q: float) -> float:
-    """Linear interpolation between order statistics, as numpy's default."""
+    """Linear interpolation between order statistics, as numpy's default. Raises InvalidRequestError unless `q` is in
+    0..100."""
+    _require_share(q)
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -207,6 +214,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 def weighted_percentile(values: Sequence[float], counts: Sequence[int], q: float) -> float:
     """As `percentile` of a list in which each value stands `count` times."""
+    _require_share(q)
     total = sum(counts)
     if not total:
         return math.nan

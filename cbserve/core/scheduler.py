@@ -16,6 +16,7 @@ from cbserve.core.cruise import Cruise
 from cbserve.core.duties import Step
 from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.fast_forward import FastForward, decides_by_itself
+from cbserve.core.given import is_integer
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.plan import Admission, Blocked, Preemption, Reason, Row, StepPlan, StepResult
 from cbserve.core.policies import Policy
@@ -130,7 +131,8 @@ class Scheduler(FastForward):
             if (last := result.ended.get(seq.seq_id)) is not None:
                 seq.output_token_ids[-1] = last
             self.stop_checker.check(seq)
-            changed.finished.append(seq)
+            if seq.is_finished:  # else it goes on outside the group: an EOS that it ignores
+                changed.finished.append(seq)
 
     def _rows_done(self, plan: StepPlan, result: StepResult, changed: StepUpdate) -> None:
         logprobs = result.logprobs or [None] * len(plan.rows)
@@ -167,6 +169,8 @@ class Scheduler(FastForward):
             ):
                 continue
             count = self.num_new_tokens(seq, step)
+            if not is_integer(count):
+                raise SchedulerError(f"num_new_tokens returned {count!r}; it must be a number of tokens, 0 to wait")
             if not count:
                 continue
             num_tokens = seq.num_computed_tokens + count
@@ -249,11 +253,13 @@ class Scheduler(FastForward):
         pool."""
         if victim.state is not SequenceState.RUNNING or victim.is_finished:
             raise SchedulerError(f"{victim!r} cannot yield: it does not run; name one of `running`")
+        mode = self.preemption(victim) if callable(self.preemption) else self.preemption
+        if mode not in ("recompute", "swap"):
+            raise SchedulerError(f"preemption({victim!r}) returned {mode!r}; it must be 'recompute' or 'swap'")
         if step.rows.pop(victim.seq_id, None) is not None:
             step.budget_left += victim.num_scheduled_tokens
         copies = step.copies.pop(victim.seq_id, [])
         slot, computed = self._release_slot(victim), victim.num_computed_tokens
-        mode = self.preemption(victim) if callable(self.preemption) else self.preemption
         step.plan.swap_ins = [
             pair for pair in step.plan.swap_ins if pair[0] not in self.kv.coming_in.get(victim.seq_id, ())
         ]
@@ -286,6 +292,10 @@ class Scheduler(FastForward):
         plan = step.plan
         if plan.decisions and plan.preemptions and plan.blocked is None and (first := self.policy.peek()):
             plan.blocked = Blocked(first.seq_id, first.request.request_id, Reason("preempted_this_step"))
+        if plan.blocked is not None and not isinstance(plan.blocked.reason, Reason):
+            raise SchedulerError(
+                f"blocked returned {plan.blocked.reason!r}; it must be a Reason, or None where there is room"
+            )
         is_prefill = False
         if step.rows:
             plan.rows = [*step.rows.values(), *[padding.row for padding in self.padding]]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cbserve.clock import VirtualClock
 from cbserve.core.batching import ContinuousBatching, StaticBatching
 from cbserve.core.blocks import BlockPool
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.metrics import sequence_metrics
 from cbserve.core.plan import Ramp, StepPlan
@@ -157,6 +158,39 @@ def test_a_request_of_a_replay_that_is_taken_back_takes_none_with_it(taken_back)
         if int(output.request_id) == int(taken_back) - 1:
             assert engine.abort(taken_back).outputs[0].finish_reason == FinishReason.ABORT
     assert served == [i for i in "01234" if i != taken_back]
+
+
+def test_a_request_that_was_added_for_later_holds_no_replay_up():
+    engine = run([], True, BATCHINGS[0])
+    engine.add_request(Request("late", range(10), SamplingParams(max_tokens=3), arrival_s=100.0))
+    jobs = (Request(str(i), range(10), SamplingParams(max_tokens=3), arrival_s=10.0 * i) for i in range(3))
+    assert [output.request_id for output in engine.replay(jobs)] == ["0", "1", "2", "late"]
+
+
+def test_a_second_replay_waits_for_the_end_of_the_first():
+    def jobs(name):
+        return [Request(f"{name}{i}", range(10), SamplingParams(max_tokens=3), arrival_s=9.0 * i) for i in range(3)]
+
+    engine = run([], True, BATCHINGS[0])
+    first = engine.replay(jobs("a"))
+    served = [next(first).request_id]
+    with pytest.raises(InvalidRequestError, match="another replay"):
+        next(engine.replay(jobs("b")))
+    assert served + [output.request_id for output in first] == ["a0", "a1", "a2"]
+    assert len(list(engine.replay(jobs("b")))) == 3
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_eos_that_is_ignored_ends_nothing_with_and_without_spans(ignore_eos):
+    traces = []
+    for fast in (False, True):
+        scheduler = Scheduler(KVCacheManager(BlockPool(64, 4)), BATCHINGS[0], stop_checker=StopChecker([EOS]))
+        engine = Engine(scheduler, SimulatedExecutor(KinkedCost(), {"a": 3, "b": 9}), VirtualClock(), fast_forward=fast)
+        params = SamplingParams(max_tokens=12, ignore_eos=ignore_eos)
+        engine.run([Request(name, range(5), params) for name in "ab"])
+        assert [m.num_output_tokens for m in sequence_metrics(engine.trace)] == ([12, 12] if ignore_eos else [3, 9])
+        traces.append(engine.trace)
+    assert without_pages(traces[0]).difference(traces[1]) is None
 
 
 def test_replay_gives_the_trace_of_stream():

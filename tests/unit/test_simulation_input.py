@@ -96,3 +96,20 @@ def test_a_simulation_shows_itself_as_a_short_table() -> None:
     shown = [str(run), repr(run), repr(run.fold), run._repr_html_()]
     assert all(len(text) < 5000 and "50" in text for text in shown)
     assert "slot utilisation" in str(run) and "<td" in shown[-1]
+
+
+@pytest.mark.parametrize("name", ["fast_forward", "block_size", "num_slots", "clock"])
+def test_what_the_engine_says_of_itself_is_not_overwritten(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"meta has {name}, which the engine itself says"):
+        simulate(WORK, COST, 1000, meta={name: 5, "mine": 1})
+
+
+@pytest.mark.parametrize("q", [-1, 100.5, math.nan, math.inf])
+def test_percentiles_are_asked_for_in_0_to_100(q: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"0\.\.100"):
+        simulate(WORK, COST, 1000).fold.itl(q)
+
+
+def test_a_block_has_a_largest_size() -> None:
+    with pytest.raises(InvalidRequestError, match="block_size=65537: must be at most 65,536"):
+        simulate(WORK, COST, 10, 65_537)

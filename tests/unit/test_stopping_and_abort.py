@@ -9,6 +9,7 @@ from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import StepResult
 from cbserve.core.request import FinishReason, Request, SamplingParams, Sequence
 from cbserve.core.stopping import StopChecker, visible_text
+from cbserve.core.trace import Finished
 from cbserve.executors.scripted import EOS
 
 
@@ -143,6 +144,26 @@ def test_a_request_that_is_taken_back_before_it_arrives_ends_with_a_reason():
     assert [sample.finish_reason for sample in output.outputs] == [FinishReason.ABORT] * 2 and output.finished
     assert [output.request_id for output in engine.abort_all()] == ["B"]
     assert not engine.has_unfinished and not len(engine.trace)
+
+
+def test_ctrl_c_while_a_request_is_taken_back_waits_until_the_books_are_in_order(monkeypatch):
+    import signal
+
+    engine = make_engine()
+    engine.add_request(Request("A", range(20), SamplingParams(max_tokens=9)))
+    engine.step()
+    forget = engine.scheduler.kv.forget
+
+    def struck(seq):
+        signal.raise_signal(signal.SIGINT)
+        return forget(seq)
+
+    monkeypatch.setattr(engine.scheduler.kv, "forget", struck)
+    with pytest.raises(KeyboardInterrupt):
+        engine.abort("A")
+    engine.scheduler.check()
+    assert not engine.has_unfinished and engine.scheduler.kv.pool.num_used == 0
+    assert [e.request_id for e in engine.trace.of(Finished)] == ["A"]
 
 
 def test_a_step_in_flight_does_not_revive_an_aborted_request():

@@ -41,6 +41,10 @@ WRONG = {
     "displace numbers": ("displace", lambda self, step: [5]),
     "displace nobody": ("displace", lambda self, step: [(None, None)]),
     "never blocked": ("blocked", lambda self, seq, step: None),
+    "blocked says no": ("blocked", lambda self, seq, step: False),
+    "blocked says why": ("blocked", lambda self, seq, step: "no room"),
+    "tokens of None": ("num_new_tokens", lambda self, seq, step: None if seq.num_output_tokens else 8),
+    "half a token": ("num_new_tokens", lambda self, seq, step: 1.0 if seq.num_output_tokens else 8),
     "no tokens": ("num_new_tokens", lambda self, seq, step: -1),
     "too many tokens": ("num_new_tokens", lambda self, seq, step: 2 if seq.num_output_tokens else 8),
 }
@@ -59,3 +63,11 @@ def test_a_wrong_duty_is_named_and_the_engine_is_whole_afterwards(case):
     scheduler.check()
     assert not engine.has_unfinished and not scheduler.requests
     assert scheduler.kv.pool.num_used == 0 and sorted(scheduler.free_slots) == [0, 1]
+
+
+def test_a_way_of_preemption_that_is_none_is_named():
+    scheduler = make_scheduler(num_blocks=6, block_size=4, preemption=lambda seq: "Swap")
+    engine = Engine(scheduler, ScriptedExecutor(), VirtualClock())
+    with pytest.raises(SchedulerError, match="returned 'Swap'; it must be 'recompute' or 'swap'"):
+        engine.run([Request(letter, range(8), SamplingParams(max_tokens=12)) for letter in "AB"])
+    scheduler.check()
