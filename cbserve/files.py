@@ -70,3 +70,26 @@ def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeErro
         raise error(
             f"cannot write to {path!r} ({cause}); give the path of a file in a folder that exists and can be written"
         ) from cause
+
+
+def require_writable(path: Path) -> None:
+    """Looked at before hours of work whose result goes there. Nothing is left behind, and a file that is there stays as
+    it is.
+
+    Raises:
+        CBServeError: names a folder or a device, lies in a folder that is missing, or may not be written.
+    """
+    try:
+        if path.is_dir():
+            raise CBServeError(f"{path} is a folder; give the path of a file")
+        if path.exists() and not path.is_file():
+            raise CBServeError(f"{path} is no regular file; give the path of a file")
+        if not path.parent.is_dir():
+            raise CBServeError(f"{path}: there is no folder {path.parent}; make it first")
+        probe = temporary_beside(path)
+        probe.touch()
+        probe.unlink()
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(13, "the file is read-only")
+    except OSError as error:
+        raise CBServeError(f"cannot write {path} ({error.strerror}); give a file in a folder of yours") from None

@@ -96,8 +96,8 @@ class LLM:
             ("block_size", block_size), ("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes),
             ("max_model_len", max_model_len), ("swap_space_bytes", swap_space_bytes),
         ):  # fmt: skip
-            if value is not None:
-                integer(name, value, 1)
+            if value is not None and integer(name, value, 1) > 2**60:
+                raise InvalidRequestError(f"{name}={value}: must be at most 2**60, and what the memory holds")
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidRequestError(f"num_blocks={num_blocks} and kv_cache_bytes={kv_cache_bytes}: give one of them")
         if preemption not in ("recompute", "swap", "auto"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.given import is_integer
 from cbserve.core.request import SamplingParams
@@ -19,14 +17,14 @@ def as_batch(prompts: Any) -> list[Prompt]:
     """One prompt or a list of them -> a list. Raises InvalidRequestError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, torch.Tensor):
+    if hasattr(prompts, "tolist"):  # an array or a tensor
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InvalidRequestError(
             f"prompts of type {type(prompts).__name__}: must be text, token ids, chat messages, or a list of them"
         )
     first = prompts[0] if len(prompts) else None
-    is_id = isinstance(first, float) or (hasattr(first, "__index__") and not isinstance(first, bool | torch.Tensor))
+    is_id = isinstance(first, float) or (is_integer(first) and not getattr(first, "ndim", 0))
     is_one = isinstance(first, Mapping) or is_id
     return [prompts] if is_one else list(prompts)
 
@@ -47,7 +45,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """Token ids. Raises InvalidRequestError for what is no prompt, and for an id that the model does not know."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    if isinstance(prompt, torch.Tensor):
+    if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
     if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise InvalidRequestError(f"a prompt of type {type(prompt).__name__}: must be text, token ids or chat messages")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbserve.errors import CBServeError
+from cbserve.files import require_writable
 
 if TYPE_CHECKING:
     from cbserve.calibrating.measured_run import Agreement
@@ -78,6 +79,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     for name in ("meta", "timeseries", "gpu", "constants", "charts"):
         if getattr(options, name) is not None:
             raise CBServeError(f"--{name} belongs to --from REQUESTS.jsonl; give that too")
+    _require_place(options, options.cpu_time)
     calibration = _measure(_llm(options), options.budget, _timer(options))
     path = calibration.save(options.out)
     _print_calibration(calibration)
@@ -86,9 +88,24 @@ def run_calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _require_place(options: argparse.Namespace, is_cpu_time: bool) -> None:
+    """Raises CBServeError where the constants could not be kept, before a minute is spent on them."""
+    from cbserve.calibration import calibration_path
+
+    place = Path(options.out) if options.out else calibration_path(is_cpu_time)
+    try:
+        if not options.out:
+            place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CBServeError(f"cannot make {place.parent} ({error}); set CBSERVE_HOME to a folder of yours") from None
+    require_writable(place)
+
+
 def run_twin(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise CBServeError(f"--repeat {options.repeat}: run at least once")
+    if options.out:
+        require_writable(Path(options.out))
     from cbserve.calibrating.advice import verdict
     from cbserve.calibrating.machine import drift
     from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict

@@ -126,7 +126,7 @@ class Request:
 
     Args:
         request_id: unique among unfinished requests.
-        prompt_token_ids: any sequence of ints; it is read, never copied or changed.
+        prompt_token_ids: any sequence of ints; it is only read. An array or a tensor becomes a list.
         params: sampling parameters.
         arrival_s: when it arrives, in seconds on the engine's clock; None: when it is added.
         priority: lower is more urgent.
@@ -151,6 +151,9 @@ class Request:
             )
         ids = self.prompt_token_ids
         _require(isinstance(self.request_id, str), "request_id", self.request_id, "a string")
+        if hasattr(ids, "tolist"):
+            ids = ids.tolist()
+            object.__setattr__(self, "prompt_token_ids", ids)
         _require(
             hasattr(ids, "__len__") and hasattr(ids, "__getitem__") and not isinstance(ids, str | bytes),
             "prompt_token_ids", ids, "a sequence of token ids; an LLM takes text",

@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     report = options.report or (options.out.with_suffix(".html") if options.out and not options.no_report else None)
     if report is not None and report == options.out:
         raise CBServeError(f"--out and the report would both be {report}; name the one --out run.jsonl")
-    from cbserve.sim.paths import require_writable
+    from cbserve.files import require_writable
 
     for path in filter(None, (options.out, report)):
         require_writable(path)

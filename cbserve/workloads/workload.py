@@ -119,6 +119,8 @@ class Workload:
         if not self.duration_s:
             raise InvalidRequestError(f"{self.name}: {len(self)} jobs, all at once, have no rate that could be scaled")
         factor = rate / self.rate
+        if not factor or not self.jobs[-1].arrival_s / factor <= LATEST_S:
+            raise InvalidRequestError(f"rate={rate!r}: the last of {len(self)} requests would take centuries to come")
         jobs = [  # field by field: `replace` takes five times as long, and a slider waits for this
             Job(
                 job.arrival_s / factor,

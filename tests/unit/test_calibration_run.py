@@ -299,3 +299,10 @@ def test_a_request_that_the_run_could_not_serve(other, tmp_path):
     run = read_requests(other / "x.requests.jsonl")
     with pytest.raises(RunFileError, match="cannot be served with the settings of the run"):
         fit_run(run, read_settings(meta))
+
+
+@pytest.mark.parametrize("command", [["calibrate", "--model", "tiny"], ["twin", "--model", "tiny"]], ids=lambda c: c[0])
+def test_where_the_result_goes_is_looked_at_before_anything_is_measured(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cbserve.calibrating.cli._llm", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main([*command, "--out", str(tmp_path / "no folder" / "x.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

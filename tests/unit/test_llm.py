@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from cbserve import LLM, ContinuousBatching, SamplingParams, StaticBatching
+from cbserve import LLM, ContinuousBatching, Request, SamplingParams, StaticBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
@@ -29,7 +30,10 @@ def test_a_prompt_is_text_ids_or_messages_alone_or_in_a_list(tiny):
         (single,) = tiny.generate(alone, GREEDY, use_tqdm=False)
         assert single.outputs[0].token_ids == batched.outputs[0].token_ids
     assert tiny.chat(chat, GREEDY, use_tqdm=False)[0].outputs[0].text == outputs[2].outputs[0].text
-    assert tiny.generate(torch.tensor([104, 105]), GREEDY, use_tqdm=False)[0].prompt_token_ids == ids
+    for array in (torch.tensor(ids), np.array(ids), [torch.tensor(ids)], [np.array(ids)], torch.tensor([ids])):
+        assert tiny.generate(array, GREEDY, use_tqdm=False)[0].prompt_token_ids == ids
+    asked = [Request(str(i), array, GREEDY) for i, array in enumerate((torch.tensor(ids), np.array(ids)))]
+    assert [output.outputs[0].token_ids for output in tiny.engine.run(asked)] == [outputs[1].outputs[0].token_ids] * 2
 
 
 def test_outputs_are_in_the_order_of_prompts_with_usage_and_times(tiny):

@@ -16,8 +16,8 @@ import pytest
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import Trace, TraceError
 from cbserve.errors import CBServeError
+from cbserve.files import require_writable
 from cbserve.hardware.roofline import Roofline
-from cbserve.sim.paths import require_writable
 from cbserve.simulation import simulate
 from cbserve.viz import page_map
 from cbserve.workloads.workload import Job, Workload
