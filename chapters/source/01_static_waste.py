@@ -347,7 +347,8 @@ table(
 # %%
 print(f"8 rows take {milliseconds[-1] / milliseconds[0]:.1f} times as long as 1 row and give 8 times the tokens")
 if milliseconds != sorted(milliseconds):
-    print("Somewhere more rows took less time: other work disturbed this run. Repeat it when the machine is quiet.")
+    print("Somewhere more rows took less time. Run it again: what stays is the math library's, which computes a row or")
+    print("two in another, slower way; what goes was other work on this machine.")
 
 # %% [markdown]
 # A step with eight rows does not take eight times as long, because the weights are read once for all rows. On a GPU the

@@ -533,7 +533,11 @@ lines(
     y_name="milliseconds",
     log_x=True,
     caption=f"Measured here, on {llm.device}{threads}. Medians of 7, without the time for reading a context."
-    + (" Where the line falls, other work on this machine disturbed the run." if ms != sorted(ms) else ""),
+    + (
+        " Where the line falls, the math library computes few rows in a slower way, or other work disturbed the run."
+        if ms != sorted(ms)
+        else ""
+    ),
 )
 
 # %% [markdown]
