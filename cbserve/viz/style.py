@@ -108,7 +108,10 @@ def number(value: float) -> str:
 
 
 def said_s(seconds: float) -> str:
-    """Three digits in the unit that suits: 0.01234 -> "12.3 ms", 1.234 -> "1.23 s"; nan -> "no value"."""
+    """Three digits in the unit that suits: 0.01234 -> "12.3 ms", 1.234 -> "1.23 s", 1234.5 -> "1,234 s"; nan -> "no
+    value"."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     return "no value" if math.isnan(seconds) else f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 

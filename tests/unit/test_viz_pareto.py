@@ -350,7 +350,13 @@ def test_a_gap_of_seconds_is_said_in_seconds_to_all() -> None:
 
 @pytest.mark.parametrize(
     "seconds, said, limit",
-    [(0.0123, "12.3 ms", "12.3 ms"), (0.9994, "999 ms", "999.4 ms"), (0.9996, "1 s", "999.6 ms"), (2.0, "2 s", "2 s")],
+    [
+        (0.0123, "12.3 ms", "12.3 ms"),
+        (0.9994, "999 ms", "999.4 ms"),
+        (0.9996, "1 s", "999.6 ms"),
+        (2.0, "2 s", "2 s"),
+        (19_700.4, "19,700 s", "19700.4 s"),
+    ],
 )
 def test_seconds_in_the_unit_that_suits(seconds: float, said: str, limit: str) -> None:
     assert (said_s(seconds), round_ms(seconds)) == (said, limit)
