@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from importlib.util import find_spec
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from cbserve.viz.figure import Figure
 
 T = TypeVar("T", int, float)
+SLICE_S, PAUSE_S = 0.02, 0.01  # of work between any two messages, and for messages between any two slices
 
 
 class Explorer(Protocol):
     """`build` makes the widgets, which hide elements of `static_class`; `figure` is what a saved notebook shows."""
 
     static_class: str
-    figure: Figure
+
+    @property
+    def figure(self) -> Figure: ...
 
     def build(self) -> Any: ...
 
@@ -41,9 +45,14 @@ def has_kernel() -> bool:
 
 
 def alert(text: str) -> str:
-    """What was wrong, as HTML that a screen reader says at once."""
-    mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;white-space:pre-wrap"
-    return f'<div role="alert" style="{mark}">{escape(text)}</div>' if text else ""
+    """What was wrong, as HTML that a screen reader says at once; lines after the first keep their columns."""
+    if not text:
+        return ""
+    first, _, rest = text.partition("\n")
+    columns = "margin:4px 0 0;overflow-x:auto;font:12px/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
+    arithmetic = f'<pre style="{columns}">{escape(rest)}</pre>' if rest else ""
+    mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;line-height:1.45"
+    return f'<div role="alert" style="{mark}">{escape(first)}{arithmetic}</div>'
 
 
 def told(pairs: Iterable[tuple[str, str]], width: int = 880) -> str:
@@ -65,7 +74,7 @@ class Background:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, work: Iterator[None]) -> None:
-        """A part of `work` between any two messages of a live kernel; all of it now where no event loop runs."""
+        """Some parts of `work` between any two messages of a live kernel; all of it now where no event loop runs."""
         if self._task is not None:
             self._task.cancel()
         try:
@@ -78,6 +87,9 @@ class Background:
 
 
 async def _part_by_part(work: Iterator[None]) -> None:
-    await asyncio.sleep(0.01)  # what the learner does next comes first
+    await asyncio.sleep(PAUSE_S)  # what the learner does next comes first
+    began = monotonic()
     for _ in work:
-        await asyncio.sleep(0.01)
+        if monotonic() - began > SLICE_S:  # parts may be far smaller
+            await asyncio.sleep(PAUSE_S)
+            began = monotonic()

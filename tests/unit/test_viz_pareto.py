@@ -15,7 +15,7 @@ from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, 
 from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.scene import Control
-from cbserve.explorers.showing import Background
+from cbserve.explorers.showing import Background, alert
 from cbserve.explorers.sweep import POLICIES, PREFILL_FIRST, STATIC, Sweep
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Mark, frontier
@@ -236,6 +236,27 @@ def test_a_scene_that_still_answers_keeps_no_warning_from_the_learner(long_promp
         return logger.isEnabledFor(logging.WARNING) and not logger.disabled
 
     assert asyncio.run(move())
+
+
+def test_small_parts_of_background_work_share_a_slice() -> None:
+    """A pause between any two of a thousand answers would take longer than the run."""
+
+    async def work() -> int:
+        background, pauses = Background(), 0
+        background.start(iter([None] * 10_000))
+        while not background._task.done():
+            await asyncio.sleep(0)
+            pauses += 1
+        return pauses
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) < 5_000
+
+
+def test_an_alert_keeps_the_columns_of_its_later_lines() -> None:
+    assert not alert("")
+    assert "<pre" not in alert("one <line>") and "one &lt;line&gt;" in alert("one <line>")
+    assert re.search(r"white-space:pre|<pre", alert("first\n  a    1\n  bcd  2"))
+    assert "  a    1\n  bcd  2" in alert("first\n  a    1\n  bcd  2")
 
 
 def test_background_work_without_a_loop_is_done_at_once() -> None:
