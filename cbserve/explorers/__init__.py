@@ -4,7 +4,7 @@ from cbserve.explorers.page_map_explorer import PageMapExplorer, page_map_explor
 from cbserve.explorers.pareto_explorer import ParetoExplorer, pareto_explorer
 from cbserve.explorers.pitfall_scenes import cold_start_scene, long_prefill_scene
 from cbserve.explorers.scene import Scene
-from cbserve.explorers.sweep import Setting
+from cbserve.explorers.setting import Setting
 from cbserve.explorers.timeline_explorer import TimelineExplorer, timeline_explorer
 
 __all__ = [

@@ -12,8 +12,9 @@ from typing import Any
 from cbserve.core.policies import Policy
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
+from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
-from cbserve.explorers.sweep import KINDS, POLICIES, STATIC, Point, Setting
+from cbserve.explorers.sweep import Point
 from cbserve.hardware.gpus import GPUS
 from cbserve.hardware.models import MODELS
 from cbserve.viz.figure import Figure

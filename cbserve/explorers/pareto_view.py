@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cbserve.core.policies import Policy
-from cbserve.explorers.sweep import Point, Setting, Sweep
+from cbserve.explorers.setting import Setting
+from cbserve.explorers.sweep import Point, Sweep
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import model_shape
 from cbserve.viz.figure import Figure

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
-from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean
-from cbserve.core.plan import Row, StepPlan
-from cbserve.core.policies import FCFS, Policy
-from cbserve.core.request import SamplingParams
-from cbserve.core.request import Sequence as EngineSequence
+from cbserve.core.plan import StepPlan
+from cbserve.core.policies import Policy
 from cbserve.core.run_fold import RunFold
 from cbserve.core.summary import Summary, summary_of
 from cbserve.core.trace import StepEvent, Trace
+from cbserve.executors.timing import timing_row
+from cbserve.explorers.setting import Setting
 from cbserve.hardware.capacity import kv_capacity
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import model_shape
@@ -23,61 +21,8 @@ from cbserve.hardware.roofline import Roofline
 from cbserve.simulation import simulate
 from cbserve.workloads.workload import Workload
 
-MIXED, PREFILL_FIRST, STATIC = "mixed", "prefill first", "static"
-KINDS = (MIXED, PREFILL_FIRST, STATIC)
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)  # of what the hardware can do: the rates of a curve
 MAX_RUNS = 400
-
-
-class ShortestPromptFirst(Policy):
-    """The shortest prompt first: needs no prediction, and does as well where prompts are most of the work."""
-
-    def key(self, seq: EngineSequence) -> tuple[int, float]:
-        return len(seq.request.prompt_token_ids), seq.arrival_s
-
-
-POLICIES: Mapping[str, Callable[[], Policy]] = {"FCFS": FCFS, "shortest prompt first": ShortestPromptFirst}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all points of a curve share.
-
-    Args:
-        batching: "static", "mixed" (decodes and prefill chunks in one step) or "prefill first" (decodes wait).
-        max_num_seqs: batch cap: sequences that run at a time.
-        token_budget: tokens that a step computes at most, decodes included: the chunk that long prompts are cut to.
-            Static batching has none.
-        policy: who goes first, by its name in `policies`.
-
-    Raises:
-        InvalidRequestError: another batching, or a number below 1.
-    """
-
-    batching: str = MIXED
-    max_num_seqs: int = 64
-    token_budget: int = 512
-    policy: str = "FCFS"
-
-    def __post_init__(self) -> None:
-        if self.batching not in KINDS:
-            raise InvalidRequestError(f"batching={self.batching!r}: must be one of {', '.join(KINDS)}")
-        self.make()
-
-    def make(self) -> Batching:
-        if self.batching == STATIC:
-            return StaticBatching(self.max_num_seqs)
-        return ContinuousBatching(
-            mixed=self.batching == MIXED,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.token_budget,
-        )
-
-    @property
-    def name(self) -> str:
-        budget = {MIXED: f"chunk {self.token_budget}", PREFILL_FIRST: f"prefill first {self.token_budget}"}
-        parts = [budget.get(self.batching, STATIC), f"batch {self.max_num_seqs}"]
-        return ", ".join([*parts, *([self.policy] if self.policy != "FCFS" else [])])
 
 
 @dataclass(frozen=True)
@@ -174,12 +119,8 @@ class Sweep:
         answer = mean([job.num_output_tokens for job in self.workload.jobs])
         context = prompt + round(answer / 2)
         batch = max(1, min(batch, self.num_blocks // -(-context // self.cost.block_size)))
-        decodes = [_row(context, 1)] * batch
-        return self.cost(StepPlan(0, [_row(0, prompt)])) + answer * self.cost(StepPlan(0, decodes)) / batch
-
-
-def _row(start: int, count: int) -> Row:
-    return Row(0, "", 0, start, range(count), (), SamplingParams(), count)
+        decodes = [timing_row(context, 1, ())] * batch
+        return self.cost(StepPlan(0, [timing_row(0, prompt, ())])) + answer * self.cost(StepPlan(0, decodes)) / batch
 
 
 def first_steps(trace: Trace, num_steps: int) -> Trace:

@@ -12,7 +12,8 @@ from lab_page import LabPage, Server
 
 from cbserve.explorers import Setting
 from cbserve.explorers.pitfall_scenes import cold_start, long_prefill
-from cbserve.explorers.sweep import POLICIES, Sweep
+from cbserve.explorers.setting import POLICIES
+from cbserve.explorers.sweep import Sweep
 from cbserve.viz.style import said_s
 from cbserve.workloads.synthetic import azure_twin
 

@@ -15,8 +15,9 @@ from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, 
 from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.scene import Control
+from cbserve.explorers.setting import POLICIES, PREFILL_FIRST, STATIC
 from cbserve.explorers.showing import Background, alert
-from cbserve.explorers.sweep import POLICIES, PREFILL_FIRST, STATIC, Sweep
+from cbserve.explorers.sweep import Sweep
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Mark, frontier
 from cbserve.viz.style import round_ms, said_s
