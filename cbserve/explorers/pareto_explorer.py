@@ -4,22 +4,31 @@ on simulated hardware."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from cbserve.core.policies import Policy
 from cbserve.errors import CBServeError, FigureError
-from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
+from cbserve.explorers.machines import Machines
+from cbserve.explorers.pareto_view import (
+    FIRST_LOOK,
+    GOODPUT,
+    ITL,
+    REQUESTS,
+    TOKENS,
+    TTFT,
+    ParetoView,
+)
+from cbserve.explorers.point import Point
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
-from cbserve.explorers.sweep import Point
-from cbserve.hardware.gpus import GPUS
-from cbserve.hardware.models import MODELS
-from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
 from cbserve.viz.style import round_ms
+from cbserve.workloads.readers import read_trace
 from cbserve.workloads.workload import Workload
 
 CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -29,6 +38,19 @@ ITLS_S = (0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 MAX_KEPT = 4
 MAX_POINTS = 40  # buttons that lie over the picture
 COMPARED = (Setting(), Setting("prefill first", 64, 2048), Setting(max_num_seqs=8))
+STATE = ("gpu", "model", "workload", "num_requests", "sweep", "setting", "chosen", "ttft_s", "itl_s", "x", "y")
+# Each figure is there in all of these widths; the room that the output has says which one is seen: {width: query}
+WIDTHS = {880: "", 600: "@container cbserve (max-width:779px)", 360: "@container cbserve (max-width:539px)"}
+NARROWEST_STEPS = 480  # pixels of a timeline; it scrolls where there is less room
+_STYLE = """
+.@me{container:cbserve/inline-size;width:100%}.@me svg{display:block}
+.@me .cbserve-plot{position:relative;overflow:visible}.@me .cbserve-plot>.widget-html{width:100%;margin:0}
+.@me .cbserve-plot>button{position:absolute;width:26px;height:26px;min-width:0;margin:-13px 0 0 -13px;padding:0;
+border-radius:50%;background:transparent!important;box-shadow:none!important;line-height:26px}
+.@me .cbserve-plot>button:focus-visible{outline:2px solid var(--jp-brand-color1,#0072B2)}
+.@me .cbserve-stale{opacity:.3;pointer-events:none}
+.@me .cbserve-steps{overflow-x:auto}.@me .cbserve-steps .cbserve-w360 svg{max-width:none!important}
+"""
 _numbers = count(1)
 
 
@@ -38,9 +60,16 @@ class ParetoExplorer(ParetoView):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._background = Background()
-        self.static_class = f"cbserve-static-{next(_numbers)}"
-        self.figure: Figure = self.draw()
+        number = next(_numbers)
+        self.static_class, self.live_class = f"cbserve-static-{number}", f"cbserve-live-{number}"
         self.box: Any = None
+
+    @property
+    def figure(self) -> Frontier:
+        """Of whole runs, for a notebook that is saved or exported; simulates them now where they are not known."""
+        for _ in self._refined():
+            pass
+        return self.draw()
 
     def build(self) -> Any:
         """The widgets, made once. Raises ImportError without ipywidgets."""
@@ -60,12 +89,10 @@ class ParetoExplorer(ParetoView):
         def label(text: str) -> Any:
             return w.Label(text, layout=w.Layout(width="130px", display="flex", justify_content="flex-end"))
 
-        self.gpus, self.models = menu("GPU", list(GPUS), self.gpu), menu("model", list(MODELS), self.model)
+        self.gpus = menu("GPU", list(self.machines.gpus), self.gpu)
+        self.models = menu("model", list(self.machines.models), self.model)
         self.works = menu("workload", list(self.workloads), self.workload)
-        most = max(300, self.num_requests)
-        self.requests = w.IntSlider(
-            self.num_requests, 50, most, 50, description="requests", style=wide, layout=layout, continuous_update=False
-        )
+        self.requests = slider("requests", choices(REQUESTS, self.num_requests), self.num_requests)
         self.kind = menu("batching", KINDS, self.setting.batching)
         self.cap = slider("batch cap", choices(CAPS, self.setting.max_num_seqs), self.setting.max_num_seqs)
         self.budget = slider("chunk (tokens)", choices(BUDGETS, self.setting.token_budget), self.setting.token_budget)
@@ -74,7 +101,8 @@ class ParetoExplorer(ParetoView):
         self.itl = slider("ITL limit", choices(ITLS_S, self.itl_s, round_ms), self.itl_s)
         self.across = w.ToggleButtons(options=[TTFT, ITL], value=self.x, style={"button_width": "90px"})
         self.up = w.ToggleButtons(options=[TOKENS, GOODPUT], value=self.y, style={"button_width": "130px"})
-        self.points = menu("point", self._options(), self.chosen)
+        self.points_menu = menu("point", self._options(), self.chosen)
+        self.moments_menu = menu("steps", [("not simulated yet", "")], "")
         self.keep = w.Button(description="Keep this curve", tooltip="compare it with the next ones")
         self.forget = w.Button(description="Forget the others", tooltip="only the curve of the controls stays")
         self.error, self.sentence, self.style = w.HTML(), w.HTML(), w.HTML()
@@ -84,7 +112,8 @@ class ParetoExplorer(ParetoView):
         for control in (self.gpus, self.models, self.works, self.requests, self.kind, self.cap, self.budget,
                         self.policy, self.ttft, self.itl, self.across, self.up):  # fmt: skip
             control.observe(self._changed, "value")
-        self.points.observe(self._chose, "value")
+        self.points_menu.observe(self._chose, "value")
+        self.moments_menu.observe(self._chose_moment, "value")
         self.data.observe(lambda _: self._render(), "value")
         self.keep.on_click(lambda _: self._keep())
         self.forget.on_click(lambda _: self._forget())
@@ -93,179 +122,257 @@ class ParetoExplorer(ParetoView):
             button.add_class(f"cbserve-pt-{number}")
             button.on_click(lambda _, number=number: self._pressed(number))
         self.plot = w.Box([self.picture, *self.buttons])
-        self.plot_class = f"cbserve-plot-{self.static_class.rsplit('-', 1)[1]}"
-        self.plot.add_class(self.plot_class)
+        self.plot.add_class("cbserve-plot")
+        self.steps_picture.add_class("cbserve-steps")
         hide = w.HTML(f"<style>.{self.static_class}{{display:none}}</style>")
         flow = w.Layout(flex_flow="row wrap", width="100%", max_width="900px")
         left = [self.gpus, self.models, self.works, self.requests, self.ttft]
         right = [self.kind, self.cap, self.budget, self.policy, self.itl]
         column = w.Layout(width="min(100%, 440px)")
-        rows = [
+        controls = [
             w.HBox([w.VBox(left, layout=column), w.VBox(right, layout=column)], layout=flow),
             w.HBox([w.HBox([label("latency →"), self.across]), w.HBox([label("↑ throughput"), self.up])], layout=flow),
-            w.HBox([self.points, self.keep, self.forget], layout=flow),
+            w.HBox([self.points_menu, self.keep, self.forget], layout=flow),
         ]
-        self.box = w.VBox([*rows, self.error, self.sentence, self.style, self.plot, self.caption, self.steps_picture,
-                           self.data, self.table, hide])  # fmt: skip
+        self.shown = w.VBox(
+            [self.sentence, self.plot, self.caption, self.moments_menu, self.steps_picture, self.data, self.table]
+        )
+        self.box = w.VBox([*controls, self.error, self.style, self.shown, hide])
+        self.box.add_class(self.live_class)
+        self._follow_machine()
         self._render()
-        self._render_steps()
+        self._later()
         return self.box
 
     def _options(self) -> list[tuple[str, tuple[Setting, float]]]:
         return [(f"{s.name} at {rate:g}/s", (s, rate)) for s in self.settings for rate in self.rates]
 
+    # ---- what the learner does -----------------------------------------------------------------------------------
+
     def _changed(self, change: Any) -> None:
-        """Simulate what the controls say at the chosen rate, draw, and fill in the rest of the curves afterwards."""
+        """Simulate what the controls say at the chosen rate, draw, and fill in the rest of the curves afterwards.
+
+        What cannot be is said, and what was shown stays, greyed.
+        """
         if self._is_setting:
             return
-        before = self.gpu, self.model, self.workload, self.num_requests, self.sweep
-        rates, index = self.rates, self.rates.index(self.chosen[1])
+        before = {name: getattr(self, name) for name in STATE}
+        self._follow_machine()
         try:
-            self.gpu, self.model, self.workload = self.gpus.value, self.models.value, self.works.value
-            self.num_requests = self.requests.value
-            self.sweep = self._sweep()
+            self._read()
+            self._render()
         except CBServeError as error:
-            self.gpu, self.model, self.workload, self.num_requests, self.sweep = before
+            vars(self).update(before)
             self._say(str(error))
             return
-        self.ttft_s, self.itl_s, self.x, self.y = self.ttft.value, self.itl.value, self.across.value, self.up.value
+        self._say("")
+        self._offer_points()
+        self._later()
+
+    def _follow_machine(self) -> None:
+        """A machine that is calibrated comes with its model."""
+        calibrated = self.machines.calibrated.get(self.gpus.value)
+        self.models.disabled = calibrated is not None
+        if calibrated is not None:
+            self._set(self.models, calibrated)
+
+    def _read(self) -> None:
+        """Take over what the controls say."""
+        rates, index = self.rates, self.rates.index(self.chosen[1])
         was = self.setting
+        self.gpu, self.model, self.workload = self.gpus.value, self.models.value, self.works.value
+        self.num_requests = self.requests.value
         self.setting = Setting(self.kind.value, self.cap.value, self.budget.value, self.policy.value)
+        self.sweep = self.find_sweep()
+        self.ttft_s, self.itl_s, self.x, self.y = self.ttft.value, self.itl.value, self.across.value, self.up.value
         self.budget.disabled = self.kind.value == STATIC
         if self.setting != was or self.rates != rates:
             self.chosen = (self.setting, self.rates[min(index, len(self.rates) - 1)])
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self._is_setting = True
-        self.points.options = self._options()
-        self.points.value = self.chosen
-        self._is_setting = False
-        self._say("")
-        self._render()
-        self._later()
 
     def _chose(self, change: Any) -> None:
-        if not self._is_setting and self.points.value is not None:
-            self.chosen = self.points.value
+        if not self._is_setting and self.points_menu.value is not None:
+            self.chosen = self.points_menu.value
             self._render()
             self._later()
 
+    def _chose_moment(self, change: Any) -> None:
+        if not self._is_setting:
+            self.moment = self.moments_menu.value
+            for _ in self._steps_drawn():
+                pass
+
     def _pressed(self, number: int) -> None:
         if number < len(self._places):
-            self.points.value = self._places[number]
+            self.points_menu.value = self._places[number]
 
     def _keep(self) -> None:
-        self.kept = list(dict.fromkeys([*self.kept, self.setting]))[-MAX_KEPT:]
+        self._compare(list(dict.fromkeys([*self.kept, self.setting]))[-MAX_KEPT:])
 
     def _forget(self) -> None:
-        self.kept = []
-        self.chosen = (self.setting, self.chosen[1])
-        self._refresh()
+        self._compare([])
+
+    def _compare(self, kept: list[Setting]) -> None:
+        """With these curves; a point of another one cannot stay chosen."""
+        self.kept = kept
+        if self.chosen[0] not in self.settings:
+            self.chosen = (self.setting, self.chosen[1])
+        self._render()
+        self._offer_points()
+        self._later()
+
+    def _set(self, control: Any, value: Any, options: Sequence[Any] | None = None) -> None:
+        """Without an answer to it."""
+        self._is_setting = True
+        if options is not None:
+            control.options = options
+        control.value = value
+        self._is_setting = False
+
+    def _offer_points(self) -> None:
+        self._set(self.points_menu, self.chosen, self._options())
 
     def _say(self, message: str) -> None:
-        self.error.value = alert(message)
+        what, line, arithmetic = message.partition("\n")
+        greyed = f"Greyed below: what was shown before, {self.model} on {self.gpu}."
+        self.error.value = alert(f"{what} {greyed}{line}{arithmetic}" if message else "")
+        (self.shown.add_class if message else self.shown.remove_class)("cbserve-stale")
 
-    # ---- answering at once, and then completely -----------------------------------------------------------------
+    # ---- answering at once, and then completely ------------------------------------------------------------------
 
     def _later(self) -> None:
         self._background.start(self._rest())
 
     def _rest(self) -> Iterator[None]:
-        """The rest of the curves, one run at a time, then the first steps of the chosen one."""
-        for setting in self.settings:
-            for rate in self.rates:
-                if self.sweep.known(setting, rate) is None:
-                    self.sweep.point(setting, rate)
-                    self._render()
-                    yield
-        self._render_steps()
+        """First looks of all curves, the whole run of the chosen point with its steps, then all other whole runs."""
+        yield from self._drawn_when_done(self.simulate(FIRST_LOOK))
+        yield from self.find_moments()
+        self._render()
+        yield
+        yield from self._steps_drawn()
+        yield from self._refined()
+
+    def _refined(self) -> Iterator[None]:
+        yield from self._drawn_when_done(self.simulate(self.num_each))
+
+    def _drawn_when_done(self, runs: Iterator[bool]) -> Iterator[None]:
+        for is_done in runs:
+            if is_done and self.box is not None:
+                self._render()
+            yield
 
     def _render(self) -> None:
         self.point()  # the chosen run is there before it is drawn
-        figure = self.draw()
-        self._lay_buttons(figure)
-        self.picture.value = figure.live_svg()
+        figures = {width: self.draw(width) for width in WIDTHS}
+        figure = next(iter(figures.values()))
+        self._lay_buttons(figures)
+        self.picture.value = _in_widths({width: drawn.live_svg() for width, drawn in figures.items()})
         self.caption.value = f'<div style="line-height:1.45;max-width:880px">{escape(figure.caption)}</div>'
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
         self.table.value = f'<div style="overflow-x:auto">{tables}</div>' if tables else ""
         self.sentence.value = told(self.story())
 
-    def _lay_buttons(self, figure: Frontier) -> None:
+    def _lay_buttons(self, figures: Mapping[int, Frontier]) -> None:
         """A button over each point, at its share of the picture's width and height: a picture cannot call back."""
-        points = [(s, p.rate, xy) for s, line in zip(self.settings, figure.places, strict=True)
-                  for p, xy in zip(self._drawn(s), line, strict=True)][:MAX_POINTS]  # fmt: skip
-        self._places = [(setting, rate) for setting, rate, _ in points]
-        width, height = figure.size
-        me = f".{self.plot_class}"
-        rules = [
-            f"{me}{{position:relative;overflow:visible;width:min(100%,{width}px)}}",
-            f"{me}>.widget-html{{width:100%;margin:0}}{me} svg{{display:block}}",
-            f"{me}>button{{position:absolute;width:26px;height:26px;min-width:0;margin:-13px 0 0 -13px;padding:0;"
-            "border-radius:50%;background:transparent!important;box-shadow:none!important;line-height:26px}",
-            f"{me}>button:focus-visible{{outline:2px solid var(--jp-brand-color1,#0072B2)}}",
-        ]
+        me, rules = f".{self.live_class}", [_STYLE.replace(".@me", f".{self.live_class}")]
+        self._places = [(s, p.rate) for s in self.settings for p in self._drawable(s)][:MAX_POINTS]
         for number, button in enumerate(self.buttons):
-            is_used = number < len(points)
+            is_used = number < len(self._places)
             button.layout.display = None if is_used else "none"
             if is_used:
-                setting, rate, (x, y) = points[number]
+                setting, rate = self._places[number]
                 button.tooltip = f"{setting.name} at {rate:g} requests/s"
-                where = f"left:{100 * x / width:.3f}%;top:{100 * y / height:.3f}%"
-                layer = 2 if setting == self.setting else 1  # points may lie on each other
-                rules.append(f"{me}>.cbserve-pt-{number}{{{where};z-index:{layer}}}")
+                if setting == self.setting:  # points may lie on each other
+                    rules.append(f"{me} .cbserve-pt-{number}{{z-index:2}}")
+        for width, figure in figures.items():
+            seen = "".join(f"{me} .cbserve-w{w}{{display:{'block' if w == width else 'none'}}}" for w in WIDTHS)
+            places = [place for line in figure.places for place in line][:MAX_POINTS]
+            at = "".join(
+                f"{me} .cbserve-pt-{number}{{left:{x / figure.size[0]:.3%};top:{y / figure.size[1]:.3%}}}"
+                for number, (x, y) in enumerate(places)
+            )
+            own = f"{seen}{me} .cbserve-plot{{width:min(100%,{width}px)}}{at}"
+            rules.append(f"{WIDTHS[width]}{{{own}}}" if WIDTHS[width] else own)
         self.style.value = f"<style>{''.join(rules)}</style>"
 
-    def _drawn(self, setting: Setting) -> list[Point]:
-        return [p for p in self._known(setting) if all(map(math.isfinite, self._xy(p)))]
+    def _drawable(self, setting: Setting) -> list[Point]:
+        return [p for p in self.points(setting) if all(map(math.isfinite, self.xy(p)))]
 
-    def _render_steps(self) -> None:
-        self.steps_picture.value = self.steps().live_html(with_table=False)
+    def _steps_drawn(self) -> Iterator[None]:
+        """The timeline of the moment that is chosen, a width at a time; nothing as long as there is none."""
+        if found := self.moments():
+            self._set(self.moments_menu, self.shown_moment().kind, [(moment.name, moment.kind) for moment in found])
+            drawn: dict[int, str] = {}
+            for width in WIDTHS:
+                drawn[width] = self.steps(max(width, NARROWEST_STEPS)).live_html(with_table=False)
+                yield
+            self.steps_picture.value = _in_widths(drawn)
 
     def _ipython_display_(self) -> None:
         show(self)
 
 
+def _in_widths(drawn: Mapping[int, str]) -> str:
+    return "".join(f'<div class="cbserve-w{width}">{html}</div>' for width, html in drawn.items())
+
+
 def pareto_explorer(
-    gpu: str = "a100-80",
-    model: str = "llama-3.1-8b",
-    workload: str | Workload = "conv",
+    gpu: Any = "a100-80",
+    model: Any = None,
+    workload: str | os.PathLike[str] | Workload = "conv",
     *,
-    num_requests: int = 80,
+    num_requests: int = 1_000,
     rates: Sequence[float] | None = None,
     settings: Sequence[Setting] = COMPARED,
     policies: Mapping[str, Callable[[], Policy]] = POLICIES,
     ttft_s: float = 1.0,
     itl_s: float = 0.1,
+    num_blocks: int | None = None,
 ) -> ParetoExplorer:
     """Throughput against latency, with controls: each curve is a setting, each point a rate of requests.
 
     All runs are simulated: the engine's own scheduler on a virtual clock, step times of a roofline. A move of a control
-    simulates the chosen rate at once and the other rates behind it. Choose a point, with the mouse or from the list,
-    and see its first steps and its numbers.
+    is answered at once with a first look, a run of 80 requests; whole runs follow behind it, point by point. So is the
+    cell, but it is done only with the whole runs, because a notebook that is exported shows those. Choose a point, with
+    the mouse or from the list, and see its numbers and its most telling steps.
 
     Args:
-        gpu, model: by name, as in `GPUS` and `MODELS`.
-        workload: "conv" or "code", a synthetic twin of that Azure trace, or a `Workload` whose arrivals have a rate.
-        num_requests: at each rate.
+        gpu: by name, as in `GPUS`, or a `Gpu`; "this": this machine, as `cbserve calibrate` measured it; or the path of
+            another calibration.
+        model: by name, as in `MODELS`, a `ModelShape`, or the folder of a Hugging Face config.json; None:
+            Llama-3.1-8B, or the model of the calibration.
+        workload: "conv" or "code", a synthetic twin of that Azure trace, the path of a trace as `read_trace` takes it,
+            or a `Workload` whose arrivals have a rate.
+        num_requests: of a whole run, at each rate.
         rates: requests a second, rising; None: six, up to about what the hardware can do.
         settings: the first is what the controls begin with, the others are curves to compare with.
         policies: name -> what makes a policy, for the menu.
         ttft_s, itl_s: limits of TTFT and ITL, in seconds.
+        num_blocks: of the KV cache; None: what the device has room for, as in `cbserve sim`.
 
     Raises:
-        InvalidRequestError: no such GPU, model or workload, or the weights do not fit.
-        FigureError: no rates, no settings, or a policy that is not in the menu.
+        CBServeError: no such GPU or model, no calibration, the weights do not fit, or the trace cannot be read.
+        FigureError: no rates, no settings, a policy that is not in the menu, or no such workload.
     """
     if not settings or any(s.policy not in policies for s in settings):
         raise FigureError(f"settings={settings!r}: give at least one, with a policy of {', '.join(policies)}")
     if rates is not None and (not rates or list(rates) != sorted(set(rates))):
         raise FigureError(f"rates={rates!r}: give requests a second, rising")
     works: dict[str, Workload | str] = {"Azure conv (twin)": "conv", "Azure code (twin)": "code"}
-    if isinstance(workload, Workload):
-        works = {workload.name: workload, **works}
-    elif workload == "code":
+    if workload == "code":
         works = dict(reversed(works.items()))
     elif workload != "conv":
-        raise FigureError(f"workload={workload!r}: must be 'conv', 'code' or a Workload")
-    return ParetoExplorer(gpu, model, works, num_requests, rates, settings, policies, ttft_s, itl_s)
+        own = _workload(workload, max(num_requests, *REQUESTS))
+        works = {own.name: own, **works}
+    machines = Machines(gpu, model)
+    return ParetoExplorer(machines, works, num_requests, rates, settings, policies, ttft_s, itl_s, num_blocks)
+
+
+def _workload(given: Any, most: int) -> Workload:
+    if isinstance(given, Workload):
+        return given
+    if isinstance(given, str | os.PathLike) and Path(given).is_file():
+        return read_trace(given, most)
+    raise FigureError(
+        f"workload={str(given)[:60]!r}: must be 'conv', 'code', the path of a trace (an Azure CSV, Mooncake JSONL or "
+        "vLLM bench file that is there), or a Workload, such as read_trace(path) gives"
+    )

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.policies import Policy
+from cbserve.explorers.machines import Machines
+from cbserve.explorers.moments import NUM_STEPS, Moment
+from cbserve.explorers.point import Point
 from cbserve.explorers.setting import Setting
-from cbserve.explorers.sweep import Point, Sweep
-from cbserve.hardware.gpus import gpu as find_gpu
-from cbserve.hardware.models import model_shape
+from cbserve.explorers.sweep import Sweep
 from cbserve.viz.figure import Figure
-from cbserve.viz.frontier import Curve, Frontier, InFlight, Mark, frontier
+from cbserve.viz.findings import plural
+from cbserve.viz.frontier import Curve, Frontier, Mark, frontier
 from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.table import table_html
 from cbserve.viz.timeline import timeline
 from cbserve.workloads.synthetic import azure_twin
 from cbserve.workloads.workload import Workload
 
-NUM_STEPS = 120  # of the timeline
+FIRST_LOOK = 80  # requests of the run that answers at once
+REQUESTS = (200, 500, 1_000, 2_000)
 TTFT, ITL = "TTFT p99", "ITL p99"
 TOKENS, GOODPUT = "output tokens/s", "goodput"
 
@@ -27,32 +31,47 @@ class ParetoView:
     """A sweep, what is chosen of it, and how that is drawn and told."""
 
     def __init__(
-        self, gpu: str, model: str, workloads: Mapping[str, Workload | str], num_requests: int,
+        self, machines: Machines, workloads: Mapping[str, Workload | str], num_requests: int,
         rates: Sequence[float] | None, settings: Sequence[Setting], policies: Mapping[str, Callable[[], Policy]],
-        ttft_s: float, itl_s: float,
+        ttft_s: float, itl_s: float, num_blocks: int | None,
     ) -> None:  # fmt: skip
-        self.gpu, self.model = find_gpu(gpu).name, model_shape(model).name
-        self.workloads, self.workload, self.num_requests = workloads, next(iter(workloads)), num_requests
-        self._given_rates, self.policies = rates, policies
+        self.machines, self.gpu, self.model = machines, machines.gpu, machines.model
+        self.workload, self.num_requests = next(iter(workloads)), num_requests
+        most = max(num_requests, *REQUESTS)
+        self.workloads = {
+            name: azure_twin(jobs, most) if isinstance(jobs, str) else jobs for name, jobs in workloads.items()
+        }
+        self._given_rates, self.policies, self._num_blocks = rates, policies, num_blocks
         self.setting, self.kept = settings[0], list(settings[1:])
         self.ttft_s, self.itl_s, self.x, self.y = ttft_s, itl_s, TTFT, TOKENS
-        self._sweeps: dict[tuple[Any, ...], Sweep] = {}
-        self.sweep = self._sweep()
+        self._sweeps: dict[tuple[str, str, str], Sweep] = {}
+        self.sweep = self.find_sweep()
         self.chosen = (self.setting, self.rates[len(self.rates) // 2])
-        for setting in self.settings:
-            for rate in self.rates:
-                self.sweep.point(setting, rate)
+        self.moment = ""  # the kind that was asked for; none: the most telling one
+        for _ in self.simulate(FIRST_LOOK):
+            pass
 
-    def _sweep(self) -> Sweep:
-        """Of the GPU, model and workload that are chosen; an earlier one is taken up again."""
-        key = self.gpu, self.model, self.workload, self.num_requests
+    def find_sweep(self) -> Sweep:
+        """Of the GPU, model and workload that are chosen; an earlier one is taken up again.
+
+        Raises:
+            CBServeError: the weights do not fit, with what can be chosen instead and the arithmetic.
+        """
+        key = self.gpu, self.model, self.workload
         if key not in self._sweeps:
-            source = self.workloads[self.workload]
-            workload = azure_twin(source, self.num_requests, seed=1) if isinstance(source, str) else source
-            self._sweeps[key] = Sweep(self.gpu, self.model, workload.first(self.num_requests), self.policies)
+            gpu, model = self.machines.chosen(self.gpu, self.model)
+            try:
+                sweep = Sweep(gpu, model, self.workloads[self.workload], self.policies, self._num_blocks)
+                for setting in self.settings:
+                    sweep.num_blocks(setting)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(self.machines.why_not(self.model, error)) from error
+            self._sweeps[key] = sweep
             if len(self._sweeps) > 8:
                 del self._sweeps[next(iter(self._sweeps))]
         return self._sweeps[key]
+
+    # ---- runs ----------------------------------------------------------------------------------------------------
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -63,65 +82,106 @@ class ParetoView:
         """One a curve, without repetition: what the controls say, then what was kept."""
         return list(dict.fromkeys([self.setting, *self.kept]))
 
+    @property
+    def num_each(self) -> int:
+        """Requests of a whole run."""
+        return min(self.num_requests, len(self.sweep.workload))
+
+    def simulate(self, num_requests: int) -> Iterator[bool]:
+        """Every point with so many requests that is not known yet, those of the chosen curve first. Yields in small
+        parts, and True when a point is done."""
+        setting, rate = self.chosen
+        near = [self.chosen, *((setting, other) for other in self.rates)]
+        for key in dict.fromkeys([*near, *((s, r) for s in self.settings for r in self.rates)]):
+            if self._known(*key, min(num_requests, self.num_each)) is None:
+                for _ in self.sweep.run(*key, min(num_requests, self.num_each)):
+                    yield False
+                yield True
+
+    def _known(self, setting: Setting, rate: float, least: int) -> Point | None:
+        """The whole run, or else the first look, if it has `least` requests."""
+        found = (self.sweep.known(setting, rate, n) for n in (self.num_each, FIRST_LOOK) if n >= least)
+        return next((point for point in found if point is not None), None)
+
     def point(self) -> Point:
-        """The chosen run."""
-        return self.sweep.point(*self.chosen)
+        """The chosen run, as far as it is known; a first look is made if there is none."""
+        return self._known(*self.chosen, 0) or self.sweep.point(*self.chosen, min(FIRST_LOOK, self.num_each))
 
-    def _known(self, setting: Setting) -> list[Point]:
-        return [p for rate in self.rates if (p := self.sweep.known(setting, rate)) is not None]
+    def points(self, setting: Setting) -> list[Point]:
+        """Of a curve, those that are known."""
+        return [p for rate in self.rates if (p := self._known(setting, rate, 0)) is not None]
 
-    def draw(self) -> Frontier:
+    def is_rough(self, point: Point) -> bool:
+        """Whether it is a first look yet."""
+        return point.num_requests < self.num_each
+
+    # ---- the frontier --------------------------------------------------------------------------------------------
+
+    def draw(self, width: int = 880) -> Frontier:
         """The frontier of all runs made so far."""
-        curves = {setting: self._known(setting) for setting in self.settings}
+        curves = {setting: self.points(setting) for setting in self.settings}
+        marks = {setting: [self._mark(point) for point in points] for setting, points in curves.items()}
+        setting, rate = self.chosen
+        in_focus, cost = curves[setting], self.sweep.cost
         limit_s = self.ttft_s if self.x == TTFT else self.itl_s
-        drawn = [Curve(s.name, [self._mark(p) for p in points]) for s, points in curves.items()]
-        focus = curves[self.setting]
-        cost, cap = self.sweep.cost, self.setting.max_num_seqs
-        bounds = [
-            (float(cap), f"batch cap {cap}"),
-            (cost.critical_batch(), f"critical batch F/BW {cost.critical_batch():.0f}"),
-        ]
-        carried = self.carries(focus)
         return frontier(
-            drawn, title=self._finding(curves), x_name=f"{self.x} in seconds", y_name=self._y_name,
-            caption=self._caption(), table=self._table(curves), limit=(limit_s, f"limit {round_ms(limit_s)}"),
-            chosen=self._place_of_chosen(curves),
-            large=(f"{carried:g}/s" if carried else "none",
-                   [f"of {len(focus)} rates keeps both limits" if not carried else "requests, within both limits"]),
-            in_flight=InFlight([p.in_flight for p in focus], bounds),
+            [Curve(setting.name, found) for setting, found in marks.items()],
+            title=f"{self._progress(curves)}{self._finding(curves)}", x_name=f"{self.x} in seconds",
+            y_name=self._y_name, caption=self._caption(), table=self._table(curves),
+            limit=(limit_s, f"limit {round_ms(limit_s)}"), focus=list(curves).index(setting),
+            chosen=marks[setting][[point.rate for point in in_focus].index(rate)], large=self._large(in_focus),
+            bounds=[
+                (float(setting.max_num_seqs), f"batch cap {setting.max_num_seqs}"),
+                (cost.critical_batch(), f"critical batch F/BW {cost.critical_batch():.0f}"),
+            ],
+            width=width,
         )  # fmt: skip
 
     @property
     def _y_name(self) -> str:
-        return "output tokens a second" if self.y == TOKENS else "goodput: requests a second within both limits"
+        if self.y == TOKENS:
+            return "output tokens/s while requests arrive"
+        return "goodput/s: TTFT and every gap in the limits"
 
-    def _place_of_chosen(self, curves: Mapping[Setting, list[Point]]) -> tuple[int, int] | None:
-        setting, rate = self.chosen
-        at = [p.rate for p in curves.get(setting, [])]
-        return (list(curves).index(setting), at.index(rate)) if rate in at else None
-
-    def _xy(self, point: Point) -> tuple[float, float]:
+    def xy(self, point: Point) -> tuple[float, float]:
         said = point.summary
         x = said.ttft_p99_s if self.x == TTFT else said.itl_p99_s
-        return x, said.tokens_per_s if self.y == TOKENS else self.goodput(point)
+        return x, point.tokens_per_s if self.y == TOKENS else self.goodput(point)
 
     def goodput(self, point: Point) -> float:
-        """Requests a second that kept both limits, each by itself."""
-        return point.fold.goodput({"ttft": self.ttft_s, "itl": self.itl_s})
+        return point.goodput(self.ttft_s, self.itl_s)
 
     def _mark(self, point: Point) -> Mark:
-        x, y = self._xy(point)
+        x, y = self.xy(point)
         kept = point.keeps(self.ttft_s, self.itl_s)
         hover = (
-            f"{point.setting.name}, {point.rate:g} requests/s: {point.summary.tokens_per_s:,.0f} tokens/s, "
+            f"{point.setting.name}, {point.rate:g} requests/s: {point.tokens_per_s:,.0f} tokens/s, "
             f"TTFT p99 {said_s(point.summary.ttft_p99_s)}, ITL p99 {said_s(point.summary.itl_p99_s)}; "
-            f"{'keeps both limits' if kept else 'breaks a limit'}"
+            f"{'both within their limits' if kept else 'not both within their limits'}"
+            + (f"; first look with {point.num_requests} requests" if self.is_rough(point) else "")
         )
-        return Mark(x, y, f"{point.rate:g}/s", hover, kept)
+        return Mark(x, y, f"{point.rate:g}/s", hover, kept, self.is_rough(point), point.in_flight)
 
     def carries(self, points: Sequence[Point]) -> float:
-        """The highest of the rates that keeps both limits; 0: none."""
+        """The highest of the rates whose p99 of TTFT and ITL are both within the limits; 0: none."""
         return max((p.rate for p in points if p.keeps(self.ttft_s, self.itl_s)), default=0.0)
+
+    def _large(self, points: Sequence[Point]) -> tuple[str, list[str]]:
+        """What the curve in focus carries."""
+        rate, name = self.carries(points), self.chosen[0].name
+        rough = ["first look"] if any(map(self.is_rough, points)) else []
+        if rate:
+            return f"{rate:g}/s", [f"requests with {name}: both p99 within the limits", *rough]
+        return "none", [f"of {len(points)} rates with {name} has both p99 within the limits", *rough]
+
+    def _progress(self, curves: Mapping[Setting, list[Point]]) -> str:
+        """That these are first looks, or how many of them still are."""
+        points = [point for points in curves.values() for point in points]
+        rough = sum(map(self.is_rough, points))
+        if not rough:
+            return ""
+        done = f", {len(points) - rough} of {len(points)} refined" if rough < len(points) else ""
+        return f"First look, {FIRST_LOOK} requests a point{done}: "
 
     def _finding(self, curves: Mapping[Setting, list[Point]]) -> str:
         limits = f"{TTFT} ≤ {round_ms(self.ttft_s)} and {ITL} ≤ {round_ms(self.itl_s)}"
@@ -133,82 +193,126 @@ class ParetoView:
         return f"Within {limits}: {'; '.join(said[:3])}"
 
     def _caption(self) -> str:
-        workload = self.sweep.workload
+        workload, device = self.sweep.workload, self.sweep.device
+        where = f"on one {device.name}" if device.table is not None else f"on {device.name}, {device.source}"
         return (
-            f"Simulated for {self.model} on one {self.gpu}, not measured: the engine's own scheduler, "
-            f"{len(workload)} requests of {workload.name} at each rate, step times of a roofline. Up and left is "
-            "better. A filled point keeps both limits, a hollow one breaks one. The curves bend where requests begin "
-            "to wait. Goodput counts the answers whose TTFT and longest gap are both within the limits."
+            f"Simulated for {self.model} {where}, not measured: the engine's own scheduler, {self.num_each:,} requests "
+            f"of {workload.name} at each rate, step times of a roofline. Up and left is better. Filled: the p99 of "
+            "TTFT and that of ITL, over all gaps together, are both within the limits; hollow: one is not. Goodput is "
+            "stricter: an answer counts only if its TTFT and every gap are. The curves bend where requests begin to "
+            "wait. Rates are counted from a tenth of the arrivals to the last one, while the engine neither fills nor "
+            "runs empty; latencies are those of all requests."
         )
 
     def _table(self, curves: Mapping[Setting, list[Point]]) -> tuple[list[str], list[list[object]]]:
-        header = ["setting", "requests/s", "tokens/s", "goodput/s", "TTFT p99 (s)", "ITL p99 (s)", "E2E mean (s)",
-                  "in flight", "keeps both"]  # fmt: skip
+        header = ["setting", "requests/s", "tokens/s", "answers/s", "goodput/s", "TTFT p99 (s)", "ITL p99 (s)",
+                  "E2E mean (s)", "in flight", "both p99 kept", "requests"]  # fmt: skip
         rows: list[list[object]] = [
             [
-                setting.name, p.rate, p.summary.tokens_per_s, self.goodput(p), p.summary.ttft_p99_s,
+                setting.name, p.rate, p.tokens_per_s, p.answer_rate, self.goodput(p), p.summary.ttft_p99_s,
                 p.summary.itl_p99_s, p.summary.e2e_mean_s, p.in_flight,
-                "yes" if p.keeps(self.ttft_s, self.itl_s) else "no",
+                "yes" if p.keeps(self.ttft_s, self.itl_s) else "no", p.num_requests,
             ]
             for setting, points in curves.items()
             for p in points
         ]  # fmt: skip
         return header, rows
 
+    # ---- the chosen run ------------------------------------------------------------------------------------------
+
     def story(self) -> list[tuple[str, str]]:
         """What the chosen run gave, and what Little's law and the critical batch say of it."""
-        point, said = self.point(), self.point().summary
-        cost, answers = self.sweep.cost, len(point.fold.e2e_s)
+        point = self.point()
+        rough = f", first look with {point.num_requests} requests" if self.is_rough(point) else ""
+        return [
+            (f"{point.setting.name} at {point.rate:g} requests/s{rough}", self._performance(point)),
+            ("Little's law", self._littles_law(point)),
+            ("Critical batch", self._critical_batch(point)),
+        ]
+
+    def _performance(self, point: Point) -> str:
+        said = point.summary
         kept = [
             f"{name} {said_s(value)} ({'within' if not value > limit else 'beyond'} {round_ms(limit)})"
             for name, value, limit in ((TTFT, said.ttft_p99_s, self.ttft_s), (ITL, said.itl_p99_s, self.itl_s))
         ]
-        refused = f" {point.num_refused} requests can never be served and are refused." if point.num_refused else ""
-        good = self.goodput(point)
-        share = f"{round(good * point.fold.makespan_s)} of {answers} answers kept both limits"
-        critical = cost.critical_batch()
-        below = point.in_flight < critical
-        return [
-            (
-                f"{point.setting.name} at {point.rate:g} requests/s",
-                f"{said.tokens_per_s:,.0f} tokens/s; {', '.join(kept)}. Goodput {good:.3g} requests/s: {share}."
-                + refused,
-            ),
-            (
-                "Little's law",
-                f"{point.answer_rate:.3g} answers/s × {said.e2e_mean_s:.3g} s each = {point.in_flight:.3g} requests in "
-                f"flight on average, of which {self._in_queue(point):.3g} wait for a slot.",
-            ),
-            (
-                "Critical batch",
-                f"F/BW = {critical:.0f} tokens a step, with {percent(cost.eff_compute)} of the FLOPs and "
-                f"{percent(cost.eff_memory)} of the bandwidth reached. "
-                + (
-                    "With fewer decodes than that a step loads weights for longer than it computes: a request more in "
-                    "the batch costs little."
-                    if below
-                    else "More are in flight than that: each one more makes every step longer."
-                ),
-            ),
-        ]
+        good = point.num_good(self.ttft_s, self.itl_s)
+        text = (
+            f"{point.tokens_per_s:,.0f} tokens/s while requests arrive; {', '.join(kept)}. Goodput "
+            f"{self.goodput(point):.3g}/s: {good} of the {plural(point.num_answers, 'answer')} in that time kept the "
+            "limits with TTFT and every gap"
+        )
+        if said.itl_p99_s <= self.itl_s and point.num_good(math.inf, self.itl_s) < point.num_answers:
+            text += "; a p99 forgives one gap in a hundred, wherever it falls"
+        if said.num_refused:
+            text += f". {plural(said.num_refused, 'request')} can never be served and are refused"
+        return f"{text}."
 
-    def _in_queue(self, point: Point) -> float:
-        """Little's law once more, for the queue alone."""
-        return point.answer_rate * point.summary.queue_mean_s
+    def _littles_law(self, point: Point) -> str:
+        waiting = f"of which {_three(point.num_waiting)} wait for a slot"
+        if not point.num_answers:
+            return f"no answer was complete while requests arrived; {_three(point.in_flight)} in flight, {waiting}."
+        grows = point.answer_rate < 0.8 * point.rate and not self.is_rough(point)
+        return (
+            f"{_three(point.answer_rate)} answers/s × {_three(point.seconds_each)} s in the system for each = "
+            f"{_three(point.in_flight)} requests in flight on average, {waiting}."
+            + (" More arrive than are answered, so the queue grows as long as they do." if grows else "")
+        )
+
+    def _critical_batch(self, point: Point) -> str:
+        cost = self.sweep.cost
+        critical = cost.critical_batch()
+        return (
+            f"F/BW = {critical:.0f} tokens a step, with {percent(cost.eff_compute)} of the FLOPs and "
+            f"{percent(cost.eff_memory)} of the bandwidth reached. "
+            + (
+                "With fewer decodes than that a step loads weights for longer than it computes: a request more in "
+                "the batch costs little."
+                if point.in_flight - point.num_waiting < critical
+                else "More run than that: each one more makes every step longer."
+            )
+        )
 
     def numbers(self) -> str:
         """The chosen run as a table."""
         point = self.point()
-        rows = [*point.summary.rows(), ("goodput", f"{self.goodput(point):.3g} requests/s"),
-                ("in flight", f"{point.in_flight:.3g} requests")]  # fmt: skip
+        rows = [pair for pair in point.summary.rows() if pair[0] != "throughput"]  # that one counts ramp-up and drain
+        rows += [("while requests arrive", f"{point.window.seconds:.3f} s"),
+                 ("throughput then", f"{point.tokens_per_s:.1f} tokens/s"),
+                 ("goodput then", f"{self.goodput(point):.3g} requests/s"),
+                 ("in flight then", f"{point.in_flight:.3g} requests")]  # fmt: skip
         return table_html([f"{point.setting.name} at {point.rate:g}/s", "simulated"], rows)
 
-    def steps(self) -> Figure:
-        """The first steps of the chosen run, on the clock."""
+    # ---- its steps -----------------------------------------------------------------------------------------------
+
+    def moments(self) -> list[Moment]:
+        """Of the chosen run; none as long as they are not found."""
+        return self.sweep.known_moments(*self.chosen, self.num_each)
+
+    def find_moments(self) -> Iterator[None]:
+        return self.sweep.find_moments(*self.chosen, self.num_each)
+
+    def shown_moment(self) -> Moment:
+        """The one that was asked for where this run has it, or else the most telling."""
+        found = self.moments()
+        return next((moment for moment in found if moment.kind == self.moment), found[0])
+
+    def steps(self, width: int = 880) -> Figure:
+        """Some steps of the chosen run around that moment, on the clock."""
         setting, rate = self.chosen
-        trace = self.sweep.trace(setting, rate, NUM_STEPS)
-        longest = max((s.end_s - s.start_s for s in trace.steps), default=0.0)
+        moment = self.shown_moment()
+        shown = moment.trace.steps[:NUM_STEPS]
+        longest = max((step.end_s - step.start_s for step in shown), default=0.0)
         title = (
-            f"{setting.name} at {rate:g} requests/s: the longest of the first {NUM_STEPS} steps takes {said_s(longest)}"
+            f"{setting.name} at {rate:g} requests/s, {moment.name}: the longest of {plural(len(shown), 'step')} takes "
+            f"{said_s(longest)}"
         )
-        return timeline(trace, axis="time", queue=True, title=title)
+        return timeline(
+            moment.trace, axis="time", queue=True, title=title, first_step=moment.first_step,
+            last_step=moment.last_step, width=width,
+        )  # fmt: skip
+
+
+def _three(value: float) -> str:
+    """Three digits, and all of a large number."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

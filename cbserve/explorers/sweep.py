@@ -2,110 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
+from cbserve.clock import VirtualClock
+from cbserve.core.blocks import BlockPool
+from cbserve.core.errors import InvalidRequestError
+from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.metrics import mean
 from cbserve.core.plan import StepPlan
 from cbserve.core.policies import Policy
 from cbserve.core.run_fold import RunFold
-from cbserve.core.summary import Summary, summary_of
-from cbserve.core.trace import StepEvent, Trace
+from cbserve.core.scheduler import Scheduler
+from cbserve.core.stopping import StopChecker
+from cbserve.core.trace import Trace
+from cbserve.engine import Engine
+from cbserve.executors.scripted import EOS
+from cbserve.executors.simulated import SimulatedExecutor
 from cbserve.executors.timing import timing_row
-from cbserve.explorers.setting import Setting
-from cbserve.hardware.capacity import kv_capacity
-from cbserve.hardware.gpus import gpu as find_gpu
-from cbserve.hardware.models import model_shape
-from cbserve.hardware.roofline import Roofline
-from cbserve.simulation import simulate
+from cbserve.explorers.moments import Moment, moments
+from cbserve.explorers.point import Point, Window
+from cbserve.explorers.setting import STATIC, Setting
+from cbserve.sim.device import device_of
+from cbserve.sim.point import CHUNK, UTILIZATION
+from cbserve.sim.settings import Settings
 from cbserve.workloads.workload import Workload
 
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)  # of what the hardware can do: the rates of a curve
-MAX_RUNS = 400
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run: `setting` at `rate` requests a second. Seconds; rates per second."""
-
-    setting: Setting
-    rate: float
-    fold: RunFold
-    num_refused: int
-
-    @cached_property
-    def summary(self) -> Summary:
-        return summary_of(self.fold, self.setting.max_num_seqs)
-
-    @property
-    def answer_rate(self) -> float:
-        """Answers a second over the whole run, the last ones included."""
-        return len(self.fold.e2e_s) / self.fold.makespan_s
-
-    @property
-    def in_flight(self) -> float:
-        """Requests in the system on average, waiting ones included: Little's law, answers a second x mean E2E."""
-        return self.answer_rate * self.summary.e2e_mean_s
-
-    def keeps(self, ttft_s: float, itl_s: float) -> bool:
-        """Whether the 99th percentiles stay within both limits, and nobody was refused."""
-        said = self.summary
-        return self.num_refused == 0 and said.ttft_p99_s <= ttft_s and not said.itl_p99_s > itl_s
+MAX_RUNS, MAX_MOMENTS = 400, 8  # kept
+Key = tuple[Setting, float, int]
 
 
 class Sweep:
-    """Runs of one workload on one GPU with one model.
+    """Runs of one workload on one device with one model.
 
     Args:
-        gpu, model: by their names in the tables.
+        gpu, model: as `cbserve sim` takes them, or a `Gpu` and a `ModelShape`; a model of None is the default, or with
+            a calibration its own.
         workload: jobs that do not all arrive at once; its arrivals are stretched to each rate.
         policies: name -> what makes a policy for a run.
+        num_blocks: of the KV cache; None: as many as the device has room for.
 
     Raises:
-        InvalidRequestError: no such GPU, the weights do not fit (with the arithmetic), or the workload has no rate.
+        CBServeError: no such GPU or model, no calibration of this machine, or the weights do not fit (with the
+            arithmetic).
+        InvalidRequestError: nobody knows how much room this machine has.
     """
 
-    def __init__(self, gpu: str, model: str, workload: Workload, policies: Mapping[str, Callable[[], Policy]]) -> None:
-        self.gpu, self.model = find_gpu(gpu), model_shape(model)
-        self.cost = Roofline.on(self.gpu, self.model)
-        self.num_blocks = kv_capacity(self.model, self.gpu).num_blocks
-        self.workload, self.policies = workload, policies
-        self._at: dict[float, Workload] = {}
-        self._points: dict[tuple[Setting, float], Point] = {}
-        self._traces: dict[tuple[Setting, float, int], Trace] = {}
+    def __init__(
+        self, gpu: Any, model: Any, workload: Workload, policies: Mapping[str, Callable[[], Policy]],
+        num_blocks: int | None = None,
+    ) -> None:  # fmt: skip
+        self.device = device_of(Settings(gpu=gpu, model=model))
+        self.cost = self.device.cost
+        self.workload, self.policies, self._num_blocks = workload, policies, num_blocks
+        if num_blocks is None and self.device.table is None and not self.device.is_cpu:
+            raise InvalidRequestError(
+                f"the memory of {self.device.name} for a KV cache is not known: give num_blocks, as its engine says"
+            )
+        self.num_blocks(Setting())  # the weights fit, or it says so now
+        self._points: dict[Key, Point] = {}
+        self._moments: dict[Key, list[Moment]] = {}
         # The engine knows at most how long an answer may get; static batching reserves that much
         self.max_tokens = max(job.num_output_tokens for job in workload.jobs)
 
-    def point(self, setting: Setting, rate: float) -> Point:
-        """The run, made now or before."""
-        key = setting, rate
-        if key not in self._points:
-            self._points[key] = self._run(setting, rate)[0]
-            if len(self._points) > MAX_RUNS:
-                del self._points[next(iter(self._points))]
-        return self._points[key]
+    def num_blocks(self, setting: Setting) -> int:
+        """Blocks of the KV cache, as `cbserve sim` has them. Raises CBServeError where the weights do not fit."""
+        if self._num_blocks is not None:
+            return self._num_blocks
+        budget = CHUNK["mixed"] if setting.batching == STATIC else setting.token_budget
+        return self.device.room(UTILIZATION, budget, setting.max_num_seqs, self.cost.block_size)[0]
 
-    def known(self, setting: Setting, rate: float) -> Point | None:
-        return self._points.get((setting, rate))
+    def known(self, setting: Setting, rate: float, num_requests: int) -> Point | None:
+        return self._points.get((setting, rate, num_requests))
 
-    def trace(self, setting: Setting, rate: float, num_steps: int) -> Trace:
-        """The first steps of the run, for a timeline."""
-        key = setting, rate, num_steps
-        if key not in self._traces:
-            self._traces[key] = first_steps(self._run(setting, rate, keep_trace=True)[1], num_steps)
-            if len(self._traces) > 16:
-                del self._traces[next(iter(self._traces))]
-        return self._traces[key]
+    def point(self, setting: Setting, rate: float, num_requests: int) -> Point:
+        """The run of the first `num_requests`, made now or before."""
+        for _ in self.run(setting, rate, num_requests):
+            pass
+        return self._points[setting, rate, num_requests]
 
-    def _run(self, setting: Setting, rate: float, keep_trace: bool = False) -> tuple[Point, Trace]:
-        if rate not in self._at:
-            self._at[rate] = self.workload.scaled(rate)
-        run = simulate(
-            self._at[rate], self.cost, self.num_blocks, batching=setting.make(), policy=self.policies[setting.policy](),
-            max_tokens=self.max_tokens, keep_trace=keep_trace, meta={"model": self.model.name, "device": self.gpu.name},
-        )  # fmt: skip
-        return Point(setting, rate, run.fold, run.fold.num_refused), run.trace
+    def run(self, setting: Setting, rate: float, num_requests: int) -> Iterator[None]:
+        """Make that run, if nobody has: yields after every answer, so that a control need not wait for the last one."""
+        if (setting, rate, num_requests) not in self._points:
+            yield from self._run((setting, rate, num_requests))
+
+    def known_moments(self, setting: Setting, rate: float, num_requests: int) -> list[Moment]:
+        """Telling moments of that run: none, or all once `find_moments` has ended."""
+        return self._moments.get((setting, rate, num_requests), [])
+
+    def find_moments(self, setting: Setting, rate: float, num_requests: int) -> Iterator[None]:
+        """Find them, if nobody has, and make that run on the way; yields as `run` does."""
+        key = setting, rate, num_requests
+        if key not in self._moments:
+            trace = yield from self._run(key)
+            found = yield from moments(trace)
+            _keep(self._moments, key, found, MAX_MOMENTS)
+
+    def _run(self, key: Key) -> Generator[None, None, Trace]:
+        """`simulate` in small parts: it yields after every answer, and while it counts."""
+        setting, rate, num_requests = key
+        workload = self.workload.first(num_requests).scaled(rate)
+        pool = BlockPool(self.num_blocks(setting), self.cost.block_size)
+        policy = self.policies[setting.policy]()
+        engine = Engine(
+            Scheduler(KVCacheManager(pool), setting.make(), policy, StopChecker([EOS]), self.device.max_model_len),
+            SimulatedExecutor(self.cost, workload.answer_lengths),
+            VirtualClock(),
+            {"model": self.cost.model.name, "device": f"{self.device.name} (simulated)"},
+            fast_forward=True,
+        )
+        for _ in engine.replay(workload.requests(self.max_tokens)):
+            yield
+        fold, window = RunFold(), Window.of(workload)
+        for event in engine.trace.events:
+            fold.add(event)
+            window.add(event)
+            yield
+        _keep(self._points, key, Point(setting, rate, len(workload), fold, window), MAX_RUNS)
+        return engine.trace
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
@@ -118,16 +134,13 @@ class Sweep:
         prompt = round(mean([len(job.prompt) for job in self.workload.jobs]))
         answer = mean([job.num_output_tokens for job in self.workload.jobs])
         context = prompt + round(answer / 2)
-        batch = max(1, min(batch, self.num_blocks // -(-context // self.cost.block_size)))
+        batch = max(1, min(batch, self.num_blocks(Setting()) // -(-context // self.cost.block_size)))
         decodes = [timing_row(context, 1, ())] * batch
         return self.cost(StepPlan(0, [timing_row(0, prompt, ())])) + answer * self.cost(StepPlan(0, decodes)) / batch
 
 
-def first_steps(trace: Trace, num_steps: int) -> Trace:
-    """The events up to the end of step `num_steps` - 1."""
-    events = []
-    for event in trace:
-        if isinstance(event, StepEvent) and event.step >= num_steps:
-            break
-        events.append(event)
-    return Trace(trace.meta, events)
+def _keep(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
+    """The oldest one goes where there are too many."""
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]

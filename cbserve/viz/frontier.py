@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbserve.errors import FigureError
-from cbserve.viz import style
+from cbserve.viz import given, style
 from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.strokes import DASHES, MARKERS
 
-RIGHT = 190  # pixels for the names of the curves
-SMALLEST_WIDTH = 560
+SIDE = 190  # pixels for the names of the curves, in a figure that is wide enough
+WITH_SIDE, SMALLEST_WIDTH = 560, 320
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,23 @@ class Mark:
     label: str  # its rate
     hover: str
     is_kept: bool  # all limits: drawn filled
+    is_rough: bool = False  # of few requests yet: drawn faint
+    in_flight: float = math.nan  # requests in the system on average
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The runs of one setting, in order of their rate. The first curve of a frontier is the one in focus."""
+    """The runs of one setting, in order of their rate."""
 
     name: str
     marks: Sequence[Mark]
 
 
 @dataclass(frozen=True)
-class InFlight:
-    """The strip under the frontier: requests in flight at each point of the first curve, with named bounds."""
-
-    values: Sequence[float]
-    bounds: Sequence[tuple[float, str]]  # such as the batch cap and the critical batch
-
-
-@dataclass(frozen=True)
 class Frontier(Figure):
     """A figure that knows where its points are: for each curve, for each point, (x, y) in pixels."""
 
-    places: Sequence[Sequence[tuple[float, float]]] = ()
+    places: Sequence[Sequence[Place]] = ()
     size: tuple[int, int] = (0, 0)
 
 
@@ -60,60 +54,67 @@ def frontier(
     caption: str,
     table: tuple[Sequence[str], Sequence[Sequence[object]]],
     limit: tuple[float, str] | None = None,
-    chosen: tuple[int, int] | None = None,
+    focus: int = 0,
+    chosen: Mark | None = None,
     large: tuple[str, Sequence[str]] | None = None,
-    in_flight: InFlight | None = None,
+    bounds: Sequence[tuple[float, str]] = (),
     width: int = 880,
     height: int = 300,
 ) -> Frontier:
     """Draw curves of throughput (up) against latency (right, log scale); up and left is better.
 
     Args:
+        curves: marks that are not finite are left out.
         limit: (x value, text): beyond it the x axis breaks what was promised.
-        chosen: (curve, point) that is ringed.
+        focus: index of the curve that lies on top, with its rates and its own strip of requests in flight.
+        chosen: the mark that is ringed, there and in the strip.
         large: the number that matters and what it measures.
+        bounds: (requests in flight, name), such as the batch cap and the critical batch; they stand in the strip.
         table: (header, rows) of the data.
+        width: pixels; below 560 the names of the curves stand under the plot.
 
     Raises:
         FigureError: no point can be drawn, or a latency is not above 0.
     """
-    if width < SMALLEST_WIDTH:
-        raise FigureError(f"width={width!r}: must be at least {SMALLEST_WIDTH} pixels")
+    given.pixels("width", width, SMALLEST_WIDTH)
     curves = [Curve(c.name, [m for m in c.marks if math.isfinite(m.x) and math.isfinite(m.y)]) for c in curves]
-    xs = [mark.x for curve in curves for mark in curve.marks] + ([limit[0]] if limit else [])
-    y_scale_ends = extent([mark.y for curve in curves for mark in curve.marks], log=False, from_zero=True)
-    low, high = extent(xs, log=True)
+    marks = [mark for curve in curves for mark in curve.marks]
+    low, high = extent([mark.x for mark in marks] + ([limit[0]] if limit else []), log=True)
+    y_ends = extent([mark.y for mark in marks], log=False, from_zero=True)
     canvas = Canvas(width)
+    side = SIDE if width >= WITH_SIDE else 0
     top = heading(canvas, title) + 44
+    if large and not side:
+        top = _large(canvas, large, 16, top, width - 32) + 40
     bottom = top + height
-    y_scale = Scale(*y_scale_ends, bottom, top + 8)
+    y_scale = Scale(*y_ends, bottom, top + 8)
     left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
-    right = width - RIGHT
+    right = float(width - (side or 28))
     x_scale = Scale(low / 1.15, high * 1.15, left, right, log=True)
     if limit:
         edge = min(max(x_scale(limit[0]), left), right)
         canvas.rect(edge, top, right - edge, bottom - top, "track", f"{limit[1]}: broken here")
     draw_y(canvas, y_scale, left, right, y_name)
-    last = draw_x(canvas, x_scale, top, bottom, x_name)
+    y = draw_x(canvas, x_scale, top, bottom, x_name)
     places = [[(x_scale(m.x), y_scale(m.y)) for m in curve.marks] for curve in curves]
     if limit:
         canvas.line(edge, top, edge, bottom, "e", stroke_dasharray="6 4")
-    for index in reversed(range(len(curves))):  # the first one lies on top
-        _curve(canvas, index, curves[index], places[index])
-    if chosen and places[chosen[0]]:
-        x, y = places[chosen[0]][min(chosen[1], len(places[chosen[0]]) - 1)]
-        canvas.add("circle", "e", cx=x, cy=y, r=10)
-    _labels(canvas, curves, places, (left, right, top, bottom), (edge, limit[1]) if limit else None)
-    _names(canvas, curves, places, right, top + (90 if large else 14), bottom)
-    if large:
-        y = top + 22
-        canvas.text(right + 14, y, large[0], "n")
-        for line in [part for text in large[1] for part in style.wrap(text, RIGHT - 24, 12)]:
-            y += 16
-            canvas.text(right + 14, y, line, "a")
-    y = last
-    if in_flight and curves and curves[0].marks:
-        y = _strip(canvas, in_flight, curves[0], y + 34, left, right, chosen[1] if chosen and not chosen[0] else None)
+    order = [focus, *(index for index in range(len(curves)) if index != focus)]
+    for index in reversed(order):
+        _curve(canvas, index, curves[index], places[index], is_thick=index == focus)
+    for mark, (px, py) in zip(marks, [place for line in places for place in line], strict=True):
+        if mark is chosen:
+            canvas.add("circle", "e", cx=px, cy=py, r=10)
+    area = left, right, top, bottom
+    _labels(canvas, curves[focus], focus, places, area, chosen, (edge, limit[1]) if limit else None)
+    if side:
+        _names(canvas, curves, focus, places, right, top + (106 if large else 14), bottom)
+        if large:
+            _large(canvas, large, right + 14, top + 22, SIDE - 24)
+    else:
+        y = _key(canvas, curves, focus, y + 22)
+    if bounds and any(mark.in_flight > 0 for mark in curves[focus].marks):
+        y = _strip(canvas, bounds, curves[focus], focus, y + 34, (left, right), chosen)
     desc = " ".join(_spoken(curve, x_name, y_name) for curve in curves if curve.marks)
     svg = canvas.svg(y + 16, title, desc)
     return Frontier(svg, title, desc, caption, table, places, (width, round(y + 16)))
@@ -124,88 +125,141 @@ def _spoken(curve: Curve, x_name: str, y_name: str) -> str:
     return f"{curve.name}, {y_name} at {x_name}: {points}."
 
 
-def _curve(canvas: Canvas, index: int, curve: Curve, places: Sequence[tuple[float, float]]) -> None:
-    colour, wide = style.colour(index), 3 if index == 0 else 1.8
+def _curve(canvas: Canvas, index: int, curve: Curve, places: Sequence[Place], is_thick: bool) -> None:
     if len(places) > 1:
         d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        dash = {"stroke_dasharray": DASHES[index % len(DASHES)]}
-        canvas.add("path", "", curve.name, d=d, fill="none", stroke=colour, stroke_width=wide, **dash)
+        dash: dict[str, float | str] = {"stroke_dasharray": DASHES[index % len(DASHES)]}
+        wide = 3 if is_thick else 1.8
+        canvas.add("path", "", curve.name, d=d, fill="none", stroke=style.colour(index), stroke_width=wide, **dash)
     for mark, (x, y) in zip(curve.marks, places, strict=True):
-        shape = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
-        fill = colour if mark.is_kept else "var(--bg)"
-        canvas.add("path", "", mark.hover, d=shape, fill=fill, stroke=colour, stroke_width=2)
+        _mark(canvas, index, mark, x, y, mark.hover)
+
+
+def _mark(canvas: Canvas, index: int, mark: Mark, x: float, y: float, hover: str) -> None:
+    """In the look of curve `index`. A faint one covers the line beneath it all the same."""
+    shape, colour = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}", style.colour(index)
+    faint: dict[str, float | str] = {"fill_opacity": 0.35, "stroke_dasharray": "2 2"} if mark.is_rough else {}
+    if mark.is_rough:
+        canvas.add("path", "bg", d=shape)
+    fill = colour if mark.is_kept else "var(--bg)"
+    canvas.add("path", "", hover, d=shape, fill=fill, stroke=colour, stroke_width=2, **faint)
 
 
 def _labels(
-    canvas: Canvas, curves: Sequence[Curve], places: Sequence[Sequence[tuple[float, float]]],
-    area: tuple[float, float, float, float], limit: tuple[float, str] | None,
+    canvas: Canvas, curve: Curve, focus: int, places: Sequence[Sequence[Place]],
+    area: tuple[float, float, float, float], chosen: Mark | None, limit: tuple[float, str] | None,
 ) -> None:  # fmt: skip
-    """What the limit is, and the rates of the first curve beside its points, where they cover the least."""
+    """What the limit is, and the rates of the curve in focus beside its points, where they cover the least.
+
+    The chosen one comes first. A rate is left out that would stand on another text, or nearer to another point.
+    """
     left, right, top, bottom = area
     taken = [at for line in places for at in along(line)] + [at for line in places for at in line for _ in range(9)]
+    texts: list[tuple[float, float, float]] = []  # left end, baseline, width
 
-    def put(text: str, spots: Sequence[tuple[float, float]]) -> None:
+    def is_free(x: float, y: float, wide: float) -> bool:
+        inside = left < x < right - wide and top + 12 < y < bottom - 2
+        return inside and all(x > a + w + 4 or x + wide + 4 < a or abs(y - b) > 13 for a, b, w in texts)
+
+    def is_own(x: float, y: float, wide: float, own: Place | None) -> bool:
+        middle = x + wide / 2, y - 4
+        return own is None or own == min(places[focus], key=lambda place: math.dist(place, middle))
+
+    def put(text: str, spots: Sequence[Place], own: Place | None = None) -> None:
         wide = style.text_width(text, 12)
-        inside = [s for s in spots if left < s[0] < right - wide and top + 12 < s[1] < bottom - 2]
-        x, y = free_place(text, inside or spots[:1], taken)
-        canvas.text(x, y, text, "b halo")
-        taken.extend((x + dx, y - dy) for dx in range(0, int(wide) + 1, 4) for dy in (0, 5, 10) for _ in (0, 1))
+        free = [spot for spot in spots if is_free(*spot, wide) and is_own(*spot, wide, own)]
+        if free:
+            x, y = free_place(text, free, taken)
+            canvas.text(x, y, text, "b halo")
+            texts.append((x, y, wide))
 
     if limit:
         edge, wide = limit[0], style.text_width(limit[1], 12)
         put(limit[1], [(x, y) for y in (bottom - 8, top + 18) for x in (edge + 7, edge - wide - 7)])
-    for mark, (x, y) in zip(curves[0].marks, places[0], strict=True) if curves else ():
+    pairs = list(zip(curve.marks, places[focus], strict=True))
+    for mark, (x, y) in sorted(pairs, key=lambda pair: pair[0] is not chosen):
         wide = style.text_width(mark.label, 12)
         put(mark.label, [(x + 12, y + 16), (x - wide - 12, y - 8), (x - wide / 2, y - 15), (x - wide / 2, y + 25),
-                         (x + 14, y - 8), (x - wide - 14, y + 16)])  # fmt: skip
+                         (x + 14, y - 8), (x - wide - 14, y + 16)], None if mark is chosen else (x, y))  # fmt: skip
+
+
+def _large(canvas: Canvas, large: tuple[str, Sequence[str]], x: float, y: float, wide: float) -> float:
+    """The number and what it measures. Returns the last baseline."""
+    canvas.text(x, y, large[0], "n")
+    for line in [part for text in large[1] for part in style.wrap(text, wide, 12)]:
+        y += 16
+        canvas.text(x, y, line, "a")
+    return y
 
 
 def _names(
-    canvas: Canvas, curves: Sequence[Curve], places: Sequence[Sequence[tuple[float, float]]], right: float, top: float,
+    canvas: Canvas, curves: Sequence[Curve], focus: int, places: Sequence[Sequence[Place]], right: float, top: float,
     bottom: float,
 ) -> None:  # fmt: skip
     """The name of each curve beside its last point, with a line that leads there."""
     drawn = [(i, curve, line[-1]) for i, (curve, line) in enumerate(zip(curves, places, strict=True)) if line]
-    texts = [style.wrap(curve.name, RIGHT - 44, 12, bold=True) for _, curve, _ in drawn]
+    texts = [style.wrap(curve.name, SIDE - 44, 12, bold=True) for _, curve, _ in drawn]
     apart = 16.0 * max(map(len, texts), default=1) + 4
     spots = spread([y for *_, (_, y) in drawn], apart, top, bottom - apart + 8)
     for (index, _, (x, y)), lines, spot in zip(drawn, texts, spots, strict=True):
         canvas.line(x + 7, y, right + 8, spot, "x", stroke_opacity=0.5)
-        shape = f"M{right + 16:.1f} {spot:.1f}{MARKERS[index % len(MARKERS)]}"
-        canvas.add("path", "", d=shape, fill=style.colour(index), stroke=style.colour(index), stroke_width=2)
-        for k, line in enumerate(lines):
-            canvas.text(right + 28, spot + 4.3 + 15 * k, line, "b", style=f"font-weight:{400 if index else 700}")
+        _name(canvas, index, lines, right + 16, spot, index == focus)
+
+
+def _key(canvas: Canvas, curves: Sequence[Curve], focus: int, y: float) -> float:
+    """The names of the curves, one under the other. Returns the last baseline."""
+    for index, curve in enumerate(curves):
+        if curve.marks:
+            lines = style.wrap(curve.name, canvas.width - 52, 12, bold=True)
+            _name(canvas, index, lines, 24, y, index == focus)
+            y += 15 * len(lines) + 4
+    return y - 15
+
+
+def _name(canvas: Canvas, index: int, lines: Sequence[str], x: float, y: float, is_bold: bool) -> None:
+    shape = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
+    canvas.add("path", "", d=shape, fill=style.colour(index), stroke=style.colour(index), stroke_width=2)
+    for k, line in enumerate(lines):
+        canvas.text(x + 12, y + 4.3 + 15 * k, line, "b", style=f"font-weight:{700 if is_bold else 400}")
 
 
 def _strip(
-    canvas: Canvas, strip: InFlight, curve: Curve, y: float, left: float, right: float, chosen: int | None
-) -> float:
+    canvas: Canvas, bounds: Sequence[tuple[float, str]], curve: Curve, focus: int, y: float,
+    ends: tuple[float, float], chosen: Mark | None,
+) -> float:  # fmt: skip
     """How many requests are in flight at each point, on one line with the bounds. Returns the last baseline."""
-    pairs = [(v, m) for v, m in zip(strip.values, curve.marks, strict=True) if math.isfinite(v) and v > 0]
-    values = [v for v, _ in pairs] + [v for v, _ in strip.bounds]
-    scale = Scale(min(values) / 1.3, max(values) * 1.3, left, right, log=True)
-    canvas.text(16, y, "Requests in flight at each point (Little's law: answers a second × mean E2E)", "h")
-    line_y = y + 74
+    marks = [mark for mark in curve.marks if math.isfinite(mark.in_flight) and mark.in_flight > 0]
+    values = [mark.in_flight for mark in marks] + [value for value, _ in bounds]
+    scale = Scale(min(values) / 1.3, max(values) * 1.3, *ends, log=True)
+    title = f"Requests in flight with {curve.name} (Little's law: answers a second × seconds of each)"
+    for line in style.wrap(title, canvas.width - 32, 14, bold=True):
+        canvas.text(16, y, line, "h")
+        y += 18
+    line_y = y + 56
     reach = -math.inf
-    for number, (value, name) in enumerate(sorted(strip.bounds)):
+    for number, (value, name) in enumerate(sorted(bounds)):
         x, wide = scale(value), style.text_width(name, 12)
-        at = min(max(x - wide / 2, left), canvas.width - 16 - wide)
+        at = min(max(x - wide / 2, ends[0]), canvas.width - 16 - wide)
         lower = number % 2 == 1 and at < reach + 10  # two that are close stand above each other
-        canvas.line(x, y + (38 if lower else 22), x, line_y, "e", stroke_dasharray="5 3")
-        canvas.text(at, y + (35 if lower else 19), name, "b halo")
+        canvas.line(x, y + (20 if lower else 4), x, line_y, "e", stroke_dasharray="5 3")
+        canvas.text(at, y + (17 if lower else 1), name, "b halo")
         reach = at + wide
     last = draw_x(canvas, scale, line_y, line_y, "requests in flight")
-    reach = -math.inf
-    for index, (value, mark) in enumerate(pairs):
-        x = scale(value)
-        shape, text = f"M{x:.1f} {line_y:.1f}{MARKERS[0]}", mark.label
-        hover = f"{mark.label}: {style.number(value)} in flight"
-        fill = style.colour(0) if mark.is_kept else "var(--bg)"
-        canvas.add("path", "", hover, d=shape, fill=fill, stroke=style.colour(0), stroke_width=2)
-        if index == chosen:
+    taken: list[tuple[float, float]] = []
+    for mark in sorted(marks, key=lambda mark: mark is not chosen):  # the chosen one has its rate in any case
+        x, half = scale(mark.in_flight), style.text_width(mark.label, 12) / 2
+        if mark is chosen:
             canvas.add("circle", "e", cx=x, cy=line_y, r=10)
-        half = style.text_width(text, 12) / 2
-        if x - half > reach + 8:
-            canvas.text(x, line_y - 14, text, "b halo", "middle")
-            reach = x + half
+        if all(x - half > b + 8 or x + half < a - 8 for a, b in taken):
+            canvas.text(x, line_y - 14, mark.label, "b halo", "middle")
+            taken.append((x - half, x + half))
+    for mark in marks:
+        _mark(
+            canvas,
+            focus,
+            mark,
+            scale(mark.in_flight),
+            line_y,
+            f"{mark.label}: {style.number(mark.in_flight)} in flight",
+        )
     return last

@@ -1,23 +1,30 @@
-"""The frontier explorer and the pitfalls' scenes have the numbers of `simulate`, and controls change them."""
+"""The frontier explorer shows the runs of its sweep, and its controls change them."""
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
 
 import pytest
 import viz_checks
 
-from cbserve import ContinuousBatching, Job, Roofline, Workload, azure_twin, kv_capacity, sequence_metrics, simulate
+from cbserve import ContinuousBatching, Job, Roofline, Workload, azure_twin, sequence_metrics, simulate
+from cbserve.calibration import Calibration
 from cbserve.core.errors import InvalidRequestError
-from cbserve.errors import FigureError
+from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
-from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
+from cbserve.explorers.pareto_explorer import WIDTHS
+from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.scene import Control
-from cbserve.explorers.setting import POLICIES, PREFILL_FIRST, STATIC
+from cbserve.explorers.setting import PREFILL_FIRST, STATIC
 from cbserve.explorers.showing import Background, alert
-from cbserve.explorers.sweep import Sweep
+from cbserve.hardware.models import model_shape
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Mark, frontier
 from cbserve.viz.style import round_ms, said_s
@@ -26,6 +33,7 @@ from cbserve.viz.token_gaps import TokenRow, token_gaps
 pytest.importorskip("ipywidgets")
 NUM, RATES = 50, (1.0, 4.0, 9.0)
 SMALL = (Setting(), Setting(PREFILL_FIRST, 64, 2048))
+LONG = 2 * FIRST_LOOK  # requests of a run that is not over with the first look
 
 
 @pytest.fixture(autouse=True)
@@ -42,68 +50,40 @@ def cost() -> Roofline:
     return Roofline.on("a100-80", "llama-3.1-8b")
 
 
+def made(**options: Any) -> ParetoExplorer:
+    explorer = pareto_explorer(**{"num_requests": NUM, "rates": RATES, "settings": SMALL, **options})
+    explorer.build()
+    return explorer
+
+
 @pytest.fixture
 def explorer() -> ParetoExplorer:
-    made = pareto_explorer(num_requests=NUM, rates=RATES, settings=SMALL)
-    made.build()
-    return made
+    return made()
 
 
-def simulated(cost: Roofline, setting: Setting, rate: float):
-    """The run that a point stands for, made without the explorer."""
-    workload = azure_twin("conv", NUM, seed=1).scaled(rate)
-    longest = max(job.num_output_tokens for job in workload.jobs)
-    return simulate(
-        workload, cost, kv_capacity("llama-3.1-8b", "a100-80").num_blocks, batching=setting.make(),
-        policy=POLICIES[setting.policy](), max_tokens=longest,
-    )  # fmt: skip
+@pytest.fixture
+def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
+    """Of this machine, in a cache folder of its own."""
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path / "home"))
+    values = {"eff_compute": 0.5, "eff_memory": 0.25, "overhead_s": 0.002, "overlap": 0.0}
+    about = {"threads": 2, "max_model_len": 2048}
+    calibration = Calibration(
+        model_shape("qwen2.5-0.5b"), "a small box", 100e9, 10e9, values, {}, "2026-01-02T03:04:05Z", environment=about
+    )
+    calibration.save()
+    return calibration
 
 
-def table_of(explorer: ParetoExplorer) -> dict[tuple[str, float], dict[str, object]]:
+def table_of(explorer: ParetoExplorer) -> dict[tuple[str, float], dict[str, Any]]:
     header, rows = explorer.draw().table
     return {(row[0], row[1]): dict(zip(header, row, strict=True)) for row in rows}
 
 
-# ---- points ----------------------------------------------------------------------------------------------------------
+def words(explorer: ParetoExplorer) -> str:
+    return " ".join(f"{who}: {what}" for who, what in explorer.story())
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [Setting(), Setting(PREFILL_FIRST, 8, 1024), Setting(STATIC, 16), Setting(policy="shortest prompt first")],
-    ids=lambda s: s.name,
-)
-def test_a_point_is_a_run_of_the_scheduler(cost: Roofline, setting: Setting) -> None:
-    sweep = Sweep("a100-80", "llama-3.1-8b", azure_twin("conv", NUM, seed=1), POLICIES)
-    point, run = sweep.point(setting, 4.0), simulated(cost, setting, 4.0)
-    assert point.summary == run.summary
-    assert sweep.point(setting, 4.0) is point
-    records = sequence_metrics(run.trace)
-    # Little's law: the requests in flight are their time in the system over the whole time
-    assert point.in_flight == pytest.approx(sum(r.e2e_s for r in records) / run.fold.makespan_s, rel=1e-9)
-    assert point.answer_rate == pytest.approx(NUM / run.fold.makespan_s)
-
-
-def test_the_rates_follow_the_hardware() -> None:
-    workload = azure_twin("conv", NUM, seed=1)
-    slow, fast = (Sweep(gpu, "llama-3.1-8b", workload, POLICIES) for gpu in ("a100-80", "h100"))
-    assert list(slow.rates) == sorted(set(slow.rates)) and len(slow.rates) == 6
-    assert 1.5 < fast.rates[-1] / slow.rates[-1] < 4
-    # The last one is about what the hardware can do: the engine does not get far beyond it
-    most = simulate(
-        workload.scaled(1000), slow.cost, slow.num_blocks, batching=ContinuousBatching(max_num_seqs=128)
-    )  # fmt: skip
-    assert 0.5 * slow.rates[-1] < NUM / most.fold.makespan_s < 1.5 * slow.rates[-1]
-
-
-def test_shortest_prompt_first() -> None:
-    jobs = [Job(0.01 * i, range(1000 * i, 1000 * i + n), 5) for i, n in enumerate((500, 400, 30, 200))]
-    sweep = Sweep("a100-80", "llama-3.1-8b", Workload("four", jobs), POLICIES)
-    trace = sweep.trace(Setting(max_num_seqs=1, policy="shortest prompt first"), 1000.0, 100)
-    firsts = sorted(sequence_metrics(trace), key=lambda r: r.token_times_s[0])
-    assert [r.num_prompt_tokens for r in firsts] == [500, 30, 200, 400]
-
-
-# ---- the explorer ----------------------------------------------------------------------------------------------------
+# ---- picture, table, words -------------------------------------------------------------------------------------------
 
 
 def test_picture_table_and_words_have_the_numbers_of_the_runs(explorer: ParetoExplorer, cost: Roofline) -> None:
@@ -113,12 +93,12 @@ def test_picture_table_and_words_have_the_numbers_of_the_runs(explorer: ParetoEx
     carried = dict.fromkeys(SMALL, 0.0)
     for (name, rate), row in rows.items():
         setting = next(s for s in SMALL if s.name == name)
-        run = simulated(cost, setting, rate)
-        kept = run.summary.ttft_p99_s <= 1 and run.summary.itl_p99_s <= 0.1
-        assert row["tokens/s"] == run.summary.tokens_per_s
-        assert row["goodput/s"] == run.goodput(ttft=1.0, itl=0.1)
-        assert (row["TTFT p99 (s)"], row["ITL p99 (s)"]) == (run.summary.ttft_p99_s, run.summary.itl_p99_s)
-        assert row["keeps both"] == ("yes" if kept else "no")
+        point = explorer.sweep.point(setting, rate, NUM)
+        kept = point.summary.ttft_p99_s <= 1 and point.summary.itl_p99_s <= 0.1
+        assert (row["tokens/s"], row["answers/s"]) == (point.tokens_per_s, point.answer_rate)
+        assert row["goodput/s"] == point.goodput(1.0, 0.1)
+        assert (row["TTFT p99 (s)"], row["ITL p99 (s)"]) == (point.summary.ttft_p99_s, point.summary.itl_p99_s)
+        assert row["both p99 kept"] == ("yes" if kept else "no")
         if kept:
             carried[setting] = max(carried[setting], rate)
     assert carried[SMALL[0]] > carried[SMALL[1]]  # chunks keep the gaps short
@@ -128,98 +108,136 @@ def test_picture_table_and_words_have_the_numbers_of_the_runs(explorer: ParetoEx
     assert f"F/BW {cost.critical_batch():.0f}" in explorer.figure.svg
     assert "simulated" in explorer.figure.caption.lower()
     point = explorer.point()
-    words = " ".join(what for _, what in explorer.story())
-    assert f"{point.answer_rate:.3g} answers/s × {point.summary.e2e_mean_s:.3g} s" in words
-    assert f"{point.in_flight:.3g} requests in flight" in words
+    assert f"{point.answer_rate:.3g} answers/s × {point.seconds_each:.3g} s" in words(explorer)
+    assert f"{point.in_flight:.3g} requests in flight" in words(explorer)
 
 
-def test_a_slider_changes_curve_table_and_words(explorer: ParetoExplorer, cost: Roofline) -> None:
+def test_a_slider_changes_curve_table_and_words(explorer: ParetoExplorer) -> None:
     picture = explorer.picture.value
     explorer.data.value = True
     explorer.cap.value = 4
-    run = simulated(cost, Setting(max_num_seqs=4), RATES[1])
+    point = explorer.sweep.point(Setting(max_num_seqs=4), RATES[1], NUM)
     assert explorer.picture.value != picture
-    assert f"{run.summary.tokens_per_s:,.0f} tokens/s" in explorer.sentence.value
-    assert f"{run.summary.tokens_per_s:.1f} tokens/s" in explorer.table.value
-    assert explorer.points.value == (Setting(max_num_seqs=4), RATES[1])
+    assert f"{point.tokens_per_s:,.0f} tokens/s" in explorer.sentence.value
+    assert f"{point.tokens_per_s:.1f} tokens/s" in explorer.table.value
+    assert explorer.points_menu.value == (Setting(max_num_seqs=4), RATES[1])
     assert {name for name, _ in table_of(explorer)} == {"chunk 512, batch 4", SMALL[1].name}
     assert "chunk 512, batch 4" in explorer.steps_picture.value
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("x", [TTFT, ITL])
 @pytest.mark.parametrize("y", [TOKENS, GOODPUT])
-def test_every_view_is_well_drawn(explorer: ParetoExplorer, x: str, y: str) -> None:
+def test_every_view_is_well_drawn(explorer: ParetoExplorer, x: str, y: str, width: int) -> None:
     explorer.across.value, explorer.up.value = x, y
-    figure = explorer.draw()
+    figure = explorer.draw(width)
     viz_checks.check(figure.svg)
+    assert figure.live_svg() in explorer.picture.value
     assert f"{x} in seconds" in figure.svg
     assert ("goodput" in figure.svg) == (y == GOODPUT)
 
 
 def test_limits_decide_what_is_kept(explorer: ParetoExplorer) -> None:
-    kept = [row["keeps both"] for row in table_of(explorer).values()]
+    kept = [row["both p99 kept"] for row in table_of(explorer).values()]
     explorer.ttft.value = 0.1
-    assert [row["keeps both"] for row in table_of(explorer).values()] == ["no"] * len(kept) != kept
+    assert [row["both p99 kept"] for row in table_of(explorer).values()] == ["no"] * len(kept) != kept
     assert "carries none of the rates" in explorer.draw().title and ">none<" in explorer.picture.value
     assert "beyond 100 ms" in explorer.sentence.value
 
 
-def test_a_point_is_chosen_with_mouse_or_list(explorer: ParetoExplorer) -> None:
-    seen = [button for button in explorer.buttons if button.layout.display != "none"]
-    assert len(seen) == len(SMALL) * len(RATES)
-    number = next(i for i, b in enumerate(explorer.buttons) if b.tooltip == f"{SMALL[1].name} at 9 requests/s")
-    explorer.buttons[number].click()
-    assert explorer.points.value == (SMALL[1], 9.0) and f"{SMALL[1].name} at 9 requests/s" in explorer.sentence.value
-    assert f"{SMALL[1].name} at 9 requests/s" in explorer.steps_picture.value
-    explorer.points.value = (SMALL[0], 1.0)
-    assert f"{SMALL[0].name} at 1 requests/s" in explorer.sentence.value
-    # Each button lies over its point
-    figure = explorer.draw()
-    width, height = figure.size
-    x, y = figure.places[1][2]
-    assert f"cbserve-pt-{number}{{left:{100 * x / width:.3f}%;top:{100 * y / height:.3f}%" in explorer.style.value
+def test_p99_and_goodput_each_say_their_rule_where_they_stand() -> None:
+    """Prefill first at 1/s: the p99 of all gaps is within the limit, and yet many answers have a gap beyond it."""
+    explorer = made(rates=(1.0,), settings=SMALL[1:])
+    point = explorer.point()
+    good = point.num_good(1.0, 0.1)
+    assert point.keeps(1.0, 0.1) and good < 0.8 * point.num_answers
+    assert "Within TTFT p99 ≤ 1 s and ITL p99 ≤ 100 ms: prefill first 2048, batch 64 carries 1" in explorer.draw().title
+    assert "both p99 within the limits" in " ".join(box.text for box in viz_checks.texts(explorer.draw().svg))
+    assert f"{good} of the {point.num_answers} answers in that time kept the limits with TTFT and every gap; a p99" in (
+        words(explorer)
+    )
+    assert "over all gaps together" in explorer.draw().caption and "only if its TTFT and every gap" in (
+        explorer.draw().caption
+    )
+    explorer.up.value = GOODPUT
+    assert "goodput/s: TTFT and every gap in the limits" in explorer.picture.value
 
 
-def test_curves_are_kept_and_forgotten(explorer: ParetoExplorer) -> None:
-    explorer.keep.click()
-    explorer.budget.value = 2048
-    names = {name for name, _ in table_of(explorer)}
-    assert names == {"chunk 2048, batch 64", SMALL[0].name, SMALL[1].name}
-    explorer.forget.click()
-    assert {name for name, _ in table_of(explorer)} == {"chunk 2048, batch 64"}
+# ---- at once, and then completely ------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_picture_stays(explorer: ParetoExplorer) -> None:
-    picture = explorer.picture.value
-    explorer.gpus.value = "T4"
-    assert "does not fit" in explorer.error.value and "GB" in explorer.error.value
-    assert explorer.picture.value == picture and explorer.gpu == "A100-80 SXM"
-    explorer.gpus.value = "H100 SXM"
-    assert not explorer.error.value and "H100 SXM" in explorer.caption.value
+def test_a_first_look_says_that_it_is_one_until_whole_runs_have_replaced_it() -> None:
+    explorer = pareto_explorer(num_requests=LONG, rates=RATES[:2], settings=SMALL)
+    rough, faint = explorer.draw(), 'stroke-dasharray="2 2"'
+    viz_checks.check(rough.svg)
+    assert rough.title.startswith(f"First look, {FIRST_LOOK} requests a point: ") and ">first look<" in rough.svg
+    assert rough.svg.count(faint) == 6  # four points, and two in the strip
+    assert f"first look with {FIRST_LOOK} requests" in words(explorer)
+    assert {row["requests"] for row in table_of(explorer).values()} == {FIRST_LOOK}
+    explorer.sweep.point(*explorer.chosen, LONG)
+    assert explorer.draw().title.startswith(f"First look, {FIRST_LOOK} requests a point, 1 of 4 refined: ")
+    whole = explorer.figure  # what a notebook that is exported shows
+    assert "first look" not in whole.title.lower() + whole.svg.lower() + words(explorer) and faint not in whole.svg
+    assert {row["requests"] for row in table_of(explorer).values()} == {LONG}
 
 
-def test_static_batching_and_another_policy(explorer: ParetoExplorer) -> None:
-    explorer.kind.value = STATIC
-    assert explorer.budget.disabled and "static, batch 64" in explorer.sentence.value
-    explorer.kind.value = "mixed"
-    explorer.policy.value = "shortest prompt first"
-    assert not explorer.budget.disabled and "shortest prompt first" in explorer.sentence.value
-    viz_checks.check(explorer.draw().svg)
+def test_without_an_event_loop_a_control_is_answered_with_whole_runs() -> None:
+    explorer = made(num_requests=LONG, rates=RATES[:1], settings=SMALL[:1])
+    assert "First look" not in explorer.picture.value
+    explorer.cap.value = 32
+    assert "First look" not in explorer.picture.value and explorer.point().num_requests == LONG
 
 
-def test_in_a_live_kernel_the_chosen_point_comes_first_and_the_curve_behind_it(explorer: ParetoExplorer) -> None:
-    async def move() -> tuple[int, int]:
+def test_in_a_live_kernel_the_chosen_point_comes_first_and_the_curves_behind_it() -> None:
+    async def move() -> tuple[int, str]:
+        explorer = made(num_requests=LONG)
         explorer.cap.value = 2
-        at_once = len([key for key in table_of(explorer) if key[0] == "chunk 512, batch 2"])
+        at_once = [row["requests"] for (name, _), row in table_of(explorer).items() if name == "chunk 512, batch 2"]
         explorer.cap.value = 16  # overtakes the rest of batch 2
-        for _ in range(300):
+        assert "first look" in explorer.sentence.value
+        for _ in range(1000):
             await asyncio.sleep(0.01)
-            if "batch 16" in explorer.steps_picture.value:
+            if "First look" not in explorer.picture.value:
                 break
-        return at_once, len([key for key in table_of(explorer) if key[0] == "chunk 512, batch 16"])
+        assert explorer.sweep.known(Setting(max_num_seqs=2), RATES[-1], FIRST_LOOK) is None
+        assert {row["requests"] for row in table_of(explorer).values()} == {LONG}
+        assert "first look" not in explorer.sentence.value and "batch 16" in explorer.steps_picture.value
+        return at_once
 
-    assert asyncio.run(move()) == (1, len(RATES))
-    assert explorer.sweep.known(Setting(max_num_seqs=2), RATES[-1]) is None
+    assert asyncio.run(move()) == [FIRST_LOOK]
+
+
+def test_the_live_picture_is_there_before_the_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cbserve.explorers import showing
+
+    explorer = pareto_explorer(num_requests=LONG, rates=RATES[:1], settings=SMALL[:1])
+    shown: list[tuple[Any, bool]] = []
+    monkeypatch.setattr(showing, "has_kernel", lambda: True)
+    monkeypatch.setattr(
+        "IPython.display.display",
+        lambda data, **_: shown.append((data, explorer.sweep.known(*explorer.chosen, LONG) is not None)),
+    )
+
+    async def cell() -> None:
+        explorer._ipython_display_()
+
+    asyncio.run(cell())
+    assert [is_whole for _, is_whole in shown] == [False, True]
+    assert "First look" not in explorer.picture.value  # it was refined meanwhile
+
+
+def test_small_parts_of_background_work_share_a_slice() -> None:
+    """A pause between any two of a thousand answers would take longer than the run."""
+
+    async def work() -> int:
+        background, pauses = Background(), 0
+        background.start(iter([None] * 10_000))
+        while not background._task.done():
+            await asyncio.sleep(0)
+            pauses += 1
+        return pauses
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) < 5_000
 
 
 def test_a_scene_that_still_answers_keeps_no_warning_from_the_learner(long_prompt: Scene) -> None:
@@ -239,18 +257,109 @@ def test_a_scene_that_still_answers_keeps_no_warning_from_the_learner(long_promp
     assert asyncio.run(move())
 
 
-def test_small_parts_of_background_work_share_a_slice() -> None:
-    """A pause between any two of a thousand answers would take longer than the run."""
+def test_background_work_without_a_loop_is_done_at_once() -> None:
+    done: list[int] = []
+    Background().start(done.append(i) for i in range(3))
+    assert done == [0, 1, 2]
 
-    async def work() -> int:
-        background, pauses = Background(), 0
-        background.start(iter([None] * 10_000))
-        while not background._task.done():
-            await asyncio.sleep(0)
-            pauses += 1
-        return pauses
 
-    assert asyncio.run(asyncio.wait_for(work(), 60)) < 5_000
+# ---- the chosen point ------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_chosen_with_mouse_or_list(explorer: ParetoExplorer) -> None:
+    seen = [button for button in explorer.buttons if button.layout.display != "none"]
+    assert len(seen) == len(SMALL) * len(RATES)
+    number = next(i for i, b in enumerate(explorer.buttons) if b.tooltip == f"{SMALL[1].name} at 9 requests/s")
+    explorer.buttons[number].click()
+    assert explorer.points_menu.value == (SMALL[1], 9.0)
+    assert f"{SMALL[1].name} at 9 requests/s" in explorer.sentence.value
+    assert f"{SMALL[1].name} at 9 requests/s" in explorer.steps_picture.value
+    explorer.points_menu.value = (SMALL[0], 1.0)
+    assert f"{SMALL[0].name} at 1 requests/s" in explorer.sentence.value
+    for width in WIDTHS:  # each button lies over its point
+        figure = explorer.draw(width)
+        x, y = figure.places[1][2]
+        place = f"left:{x / figure.size[0]:.3%};top:{y / figure.size[1]:.3%}"
+        assert f"cbserve-pt-{number}{{{place}" in explorer.style.value
+
+
+def test_the_strip_and_the_large_number_follow_the_chosen_curve() -> None:
+    other = Setting(max_num_seqs=8)
+    explorer = made(settings=(Setting(), other))
+    for setting, cap, not_shown in ((other, 8, 64), (Setting(), 64, 8)):
+        explorer.points_menu.value = (setting, 4.0)
+        texts = [box.text for box in viz_checks.texts(explorer.draw().svg)]
+        assert any(text.startswith(f"Requests in flight with {setting.name} ") for text in texts)
+        assert f"batch cap {cap}" in texts and f"batch cap {not_shown}" not in texts
+        assert f"requests with {setting.name}: both" in " ".join(texts)
+        assert explorer.draw().svg.count("<circle") == 2  # ringed in the plot and in the strip
+        shown = explorer.sweep.point(setting, 4.0, NUM)
+        assert f"4/s: {shown.in_flight:.4g} in flight" in explorer.draw().svg
+
+
+def test_curves_are_kept_and_forgotten(explorer: ParetoExplorer) -> None:
+    explorer.keep.click()
+    explorer.budget.value = 2048
+    names = {name for name, _ in table_of(explorer)}
+    assert names == {"chunk 2048, batch 64", SMALL[0].name, SMALL[1].name}
+    explorer.forget.click()
+    assert {name for name, _ in table_of(explorer)} == {"chunk 2048, batch 64"}
+
+
+def test_a_chosen_curve_that_makes_room_for_others_is_chosen_no_more(explorer: ParetoExplorer) -> None:
+    for cap in (1, 2, 4):
+        explorer.cap.value = cap
+        explorer.keep.click()
+    explorer.points_menu.value = (SMALL[1], 4.0)
+    explorer.cap.value = 8
+    explorer.points_menu.value = (SMALL[1], 4.0)
+    explorer.keep.click()
+    assert SMALL[1] not in explorer.settings and explorer.chosen == (Setting(max_num_seqs=8), 4.0)
+    assert "batch 8 at 4 requests/s" in explorer.sentence.value
+
+
+def test_static_batching_and_another_policy(explorer: ParetoExplorer) -> None:
+    explorer.kind.value = STATIC
+    assert explorer.budget.disabled and "static, batch 64" in explorer.sentence.value
+    explorer.kind.value = "mixed"
+    explorer.policy.value = "shortest prompt first"
+    assert not explorer.budget.disabled and "shortest prompt first" in explorer.sentence.value
+    viz_checks.check(explorer.draw().svg)
+
+
+def test_the_steps_open_at_a_telling_moment_and_can_be_moved() -> None:
+    explorer = made(settings=SMALL[:1], num_blocks=300)  # blocks run out
+    kinds = [kind for _, kind in explorer.moments_menu.options]
+    assert kinds == ["preemption", "queue", "start"] and explorer.moments_menu.value == "preemption"
+    seen = set()
+    for name, kind in explorer.moments_menu.options:
+        explorer.moments_menu.value = kind
+        assert f"at 4 requests/s, {name}: the longest of" in explorer.steps_picture.value
+        viz_checks.check(explorer.steps().svg)
+        seen.add(explorer.steps_picture.value)
+    assert len(seen) == 3
+    explorer.points_menu.value = (SMALL[0], 9.0)  # what was asked for holds for the next run too
+    assert explorer.moments_menu.value == "start" and "at 9 requests/s, the beginning" in explorer.steps_picture.value
+
+
+# ---- what can be chosen ----------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_rest_is_greyed(explorer: ParetoExplorer) -> None:
+    picture = explorer.picture.value
+    explorer.gpus.value = "T4"
+    said = unescape(explorer.error.value)
+    advice, arithmetic = said.split("<pre")
+    columns = re.search(r"\n(  memory +[\d.]+) GB .*\n(  usable, x 0.9 +[\d.]+) GB\n", arithmetic)
+    assert columns and len(columns[1]) == len(columns[2])
+    assert "weights alone are too large; choose a GPU with more memory (L4, A10G" in advice
+    assert "or a smaller model" in advice and "Greyed below: what was shown before, Llama-3.1-8B on A100" in advice
+    assert "dtype_bytes" not in said and "split" not in said  # there is no control for those
+    assert "cbserve-stale" in explorer.shown._dom_classes
+    assert explorer.picture.value == picture and explorer.gpu == "A100-80 SXM"
+    explorer.gpus.value = "H100 SXM"
+    assert not explorer.error.value and "H100 SXM" in explorer.caption.value
+    assert "cbserve-stale" not in explorer.shown._dom_classes
 
 
 def test_an_alert_keeps_the_columns_of_its_later_lines() -> None:
@@ -260,10 +369,82 @@ def test_an_alert_keeps_the_columns_of_its_later_lines() -> None:
     assert "  a    1\n  bcd  2" in alert("first\n  a    1\n  bcd  2")
 
 
-def test_background_work_without_a_loop_is_done_at_once() -> None:
-    done: list[int] = []
-    Background().start(done.append(i) for i in range(3))
-    assert done == [0, 1, 2]
+def test_this_machine_is_in_the_menu_once_it_is_calibrated(calibration: Calibration) -> None:
+    explorer = made(rates=(0.01, 0.02), settings=SMALL[:1])
+    name = "this machine (calibrated 2026-01-02)"
+    assert explorer.gpus.options[-1] == name and not explorer.models.disabled
+    explorer.gpus.value = name
+    assert not explorer.error.value and explorer.models.disabled and explorer.models.value == "Qwen2.5-0.5B"
+    assert "Qwen2.5-0.5B on a small box, calibrated with Qwen2.5-0.5B on 2026-01-02" in explorer.caption.value
+    assert explorer.sweep.cost == calibration.cost()
+    # As `cbserve sim --gpu this` has it: so many requests of the model's length, and no more than fit
+    room = 512_000_000 // calibration.model.block_bytes(16, 2)
+    assert explorer.sweep.num_blocks(Setting()) == min(64 * 128, room)
+    explorer.gpus.value = "A100-80 SXM"
+    assert not explorer.models.disabled and "Qwen2.5-0.5B on one A100-80 SXM" in explorer.caption.value
+    same = made(gpu="this", rates=(0.01,), settings=SMALL[:1])
+    assert same.gpus.value == name and same.models.value == "Qwen2.5-0.5B"
+
+
+def test_a_calibration_in_a_file_is_a_machine_too(calibration: Calibration, tmp_path: Path) -> None:
+    path = calibration.save(tmp_path / "their-box.json")
+    for given in (path, str(path)):
+        explorer = made(gpu=given, rates=(0.01,), settings=SMALL[:1])
+        assert explorer.gpus.value == "their-box.json (calibrated)" and explorer.models.disabled
+        assert explorer.sweep.cost == calibration.cost()
+
+
+def test_a_machine_whose_memory_nobody_knows_needs_its_number_of_blocks(calibration: Calibration) -> None:
+    replace(calibration, environment={"threads": 0}).save()
+    with pytest.raises(InvalidRequestError, match="a small box for a KV cache is not known: give num_blocks"):
+        pareto_explorer(gpu="this")
+    assert made(gpu="this", rates=(0.01,), settings=SMALL[:1], num_blocks=500).sweep.num_blocks(Setting()) == 500
+
+
+def test_this_machine_without_a_calibration_or_with_another_model(
+    calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FigureError, match="calibrated with Qwen2.5-0.5B; leave model out"):
+        pareto_explorer(gpu="this", model="llama-3.1-8b")
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(CBServeError, match="cbserve calibrate"):
+        pareto_explorer(gpu="this")
+    assert not [name for name in made(rates=(1.0,), settings=SMALL[:1]).gpus.options if "this machine" in name]
+
+
+def test_a_model_of_ones_own_is_the_folder_of_its_config(tmp_path: Path) -> None:
+    folder = tmp_path / "my-mistral"
+    folder.mkdir()
+    config = {
+        "model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 16, "intermediate_size": 14336, "vocab_size": 32000,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    for given in (folder, str(folder), folder / "config.json", model_shape(folder)):
+        explorer = made(model=given, rates=(4.0,), settings=SMALL[:1])
+        assert explorer.models.value == "my-mistral" and explorer.sweep.cost.model.num_layers == 16
+    explorer.models.value = "Llama-3.1-8B"
+    explorer.models.value = "my-mistral"
+    assert explorer.sweep.cost.model.num_layers == 16 and "my-mistral on one A100" in explorer.caption.value
+
+
+def test_a_workload_is_a_trace_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    rows = [f"2023-11-16 18:15:{second:02d}.0,{100 + second},20" for second in range(60)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    for given in (path, str(path)):
+        explorer = made(workload=given, rates=(4.0,), settings=SMALL[:1])
+        assert explorer.works.options[0] == explorer.works.value == "mine"
+        assert explorer.point().num_requests == NUM
+    assert [len(job.prompt) for job in explorer.sweep.workload.jobs] == list(range(100, 160))
+    with pytest.raises(FigureError, match=r"'mine\.csv'.*path of a trace.*read_trace"):
+        pareto_explorer(workload="mine.csv")  # not there
+
+
+def test_a_workload_of_ones_own_comes_first_in_the_menu() -> None:
+    own = azure_twin("code", 50, seed=7)
+    explorer = made(workload=Workload("mine", own.jobs), rates=(2.0,), settings=SMALL[:1])
+    assert explorer.works.options[0] == "mine" and "50 requests of mine" in explorer.figure.caption
 
 
 @pytest.mark.parametrize(
@@ -285,23 +466,44 @@ def test_wrong_arguments_are_refused_by_name(options: dict, error: type[Exceptio
         Setting("magic")
 
 
-def test_a_workload_of_ones_own_comes_first_in_the_menu() -> None:
-    own = azure_twin("code", 50, seed=7)
-    made = pareto_explorer(workload=Workload("mine", own.jobs), num_requests=50, rates=(2.0,), settings=SMALL[:1])
-    made.build()
-    assert made.works.options[0] == "mine" and "50 requests of mine" in made.figure.caption
+# ---- the figure ------------------------------------------------------------------------------------------------------
 
 
 def test_a_frontier_of_points_in_one_place_is_well_drawn() -> None:
     marks = [Mark(0.5, 100.0, f"{i}/s", f"point {i}", True) for i in range(3)]
     figure = frontier(
         [Curve("one", marks[:1]), Curve("two", marks[1:2]), Curve("none", [])], title="All in one place", x_name="x",
-        y_name="y", caption="c", table=(["a"], [[1]]), limit=(3.0, "limit 3"), chosen=(0, 0),
+        y_name="y", caption="c", table=(["a"], [[1]]), limit=(3.0, "limit 3"), chosen=marks[0],
     )  # fmt: skip
     viz_checks.check(figure.svg)
     assert [len(line) for line in figure.places] == [1, 1, 0]
     with pytest.raises(FigureError, match="nothing to draw"):
         frontier([Curve("none", [])], title="t", x_name="x", y_name="y", caption="c", table=(["a"], []))
+
+
+@pytest.mark.parametrize("width", [320, *WIDTHS])
+@pytest.mark.parametrize("chosen", [0, 7])
+def test_rates_that_would_stand_on_each_other_are_left_out_but_never_the_chosen_one(width: int, chosen: int) -> None:
+    marks = [Mark(0.5 + 0.001 * i, 100.0 + i, f"{i / 7:.3g}/s", f"point {i}", True, False, 30.0 + i) for i in range(12)]
+    figure = frontier(
+        [Curve("one", marks)], title="Close to each other", x_name="x", y_name="y", caption="c", table=(["a"], [[1]]),
+        limit=(0.505, "limit"), chosen=marks[chosen], bounds=[(32.0, "batch cap 32"), (169.0, "critical batch 169")],
+        large=("5/s", ["requests"]), width=width,
+    )  # fmt: skip
+    viz_checks.check(figure.svg)
+    drawn = [box.text for box in viz_checks.texts(figure.svg)]
+    assert drawn.count(marks[chosen].label) == 2  # in the plot and in the strip
+    assert 2 <= sum(mark.label in drawn for mark in marks) < len(marks)
+
+
+def test_a_mark_without_a_value_is_left_out_everywhere() -> None:
+    marks = [Mark(0.5, 100.0, "1/s", "one", True, in_flight=3.0), Mark(float("nan"), 1.0, "2/s", "two", False)]
+    figure = frontier(
+        [Curve("one", marks)], title="t", x_name="x", y_name="y", caption="c", table=(["a"], []), chosen=marks[1],
+        bounds=[(8.0, "batch cap 8")],
+    )  # fmt: skip
+    viz_checks.check(figure.svg)
+    assert len(figure.places[0]) == 1 and "2/s" not in figure.svg and "<circle" not in figure.svg
 
 
 # ---- pitfall 2 -------------------------------------------------------------------------------------------------------
