@@ -119,6 +119,7 @@ class Explorer:
         title, desc = (svg.locator(f"> {tag}").text_content() for tag in ("title", "desc"))
         share = re.search(r"[\d.]+ %", title)
         table = self.cell.locator(".jupyter-widgets table")
+        table.locator("th").first.wait_for()  # the kernel sends it when it is asked for
         assert table.locator("th").all_inner_texts() == HEADER
         rows = table.locator("tbody tr").evaluate_all(
             "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
