@@ -136,16 +136,23 @@ class Calibration:
         Raises:
             CalibrationError: it cannot be written.
         """
-        target = Path(path) if path is not None else calibration_path(self.is_cpu_time)
-        if path is None:
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CalibrationError(
-                    f"cannot make {target.parent} ({error}); set CBSERVE_HOME to a folder of yours"
-                ) from error
+        target = place_for(path, self.is_cpu_time)
         write_whole(target, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", CalibrationError)
         return target
+
+
+def place_for(path: str | os.PathLike[str] | None, is_cpu_time: bool) -> Path:
+    """Where a calibration is written: `path`, or `calibration_path`, whose folder is made. Raises CalibrationError."""
+    if path is not None:
+        return Path(path)
+    place = calibration_path(is_cpu_time)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CalibrationError(
+            f"cannot make {place.parent} ({error}); set CBSERVE_HOME to a folder of yours"
+        ) from error
+    return place
 
 
 def calibration_path(is_cpu_time: bool = False) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cbserve.clock import Clock, RealClock
-from cbserve.core.books import StepUpdate
+from cbserve.core.books import StepUpdate, in_use
 from cbserve.core.errors import InvalidRequestError, SchedulerError
 from cbserve.core.plan import Reason, StepPlan, StepResult
 from cbserve.core.request import FinishReason, Request
@@ -99,7 +99,7 @@ class Engine:
         """
         require_request(request)
         if request.request_id in self._incoming:
-            raise _in_use(request)
+            raise in_use(request)
         if (request.arrival_s or 0.0) > self.clock.now():
             self._require_new(request)
             self._incoming.add(request)
@@ -109,7 +109,7 @@ class Engine:
 
     def _require_new(self, request: Request) -> None:
         if request.request_id in self._builders:
-            raise _in_use(request)
+            raise in_use(request)
 
     def _arrive(self, request: Request) -> None:
         self._require_new(request)
@@ -343,7 +343,3 @@ class Engine:
     def _take_pending(self) -> list[RequestOutput]:
         pending, self._pending = self._pending, []
         return pending
-
-
-def _in_use(request: Request) -> InvalidRequestError:
-    return InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")

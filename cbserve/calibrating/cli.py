@@ -79,26 +79,15 @@ def run_calibrate(options: argparse.Namespace) -> int:
     for name in ("meta", "timeseries", "gpu", "constants", "charts"):
         if getattr(options, name) is not None:
             raise CBServeError(f"--{name} belongs to --from REQUESTS.jsonl; give that too")
-    _require_place(options, options.cpu_time)
+    from cbserve.calibration import place_for
+
+    require_writable(place_for(options.out, options.cpu_time))  # before a minute is spent
     calibration = _measure(_llm(options), options.budget, _timer(options))
     path = calibration.save(options.out)
     _print_calibration(calibration)
     print(f"saved to {path}")
     _print_doubts(calibration)
     return 0
-
-
-def _require_place(options: argparse.Namespace, is_cpu_time: bool) -> None:
-    """Raises CBServeError where the constants could not be kept, before a minute is spent on them."""
-    from cbserve.calibration import calibration_path
-
-    place = Path(options.out) if options.out else calibration_path(is_cpu_time)
-    try:
-        if not options.out:
-            place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CBServeError(f"cannot make {place.parent} ({error}); set CBSERVE_HOME to a folder of yours") from None
-    require_writable(place)
 
 
 def run_twin(options: argparse.Namespace) -> int:

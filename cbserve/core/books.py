@@ -81,9 +81,7 @@ class Books:
             InvalidRequestError: its id is in use.
         """
         if request.request_id in self.requests:
-            raise InvalidRequestError(
-                f"request_id={request.request_id!r} is in use by an unfinished request; take another"
-            )
+            raise in_use(request)
         reason = self.limits.refuses(request)
         if reason is not None:
             return reason
@@ -215,3 +213,8 @@ class Books:
         known = len(self.running) + len(self.policy) + len(self.held)
         if known != len(self._by_id) or len(self._by_id) != sum(map(len, self.requests.values())):
             raise ConservationError(f"{len(self._by_id)} sequences known, {known} queued or running")
+
+
+def in_use(request: Request) -> InvalidRequestError:
+    """The id of `request` is that of an unfinished one."""
+    return InvalidRequestError(f"request_id={request.request_id!r} is in use by an unfinished request; take another")

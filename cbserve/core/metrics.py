@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
+from typing import Any, ClassVar
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.given import integer
@@ -30,6 +31,23 @@ def no_beginning(unknown: KeyError) -> TraceError:
         "listener) while no request is unfinished, and do not cut off its start. slot_utilisation and occupancy do "
         "without"
     )
+
+
+class EventFold:
+    """A fold that takes events one by one, each type by the method that `takes` names; others are left out."""
+
+    __slots__ = ()
+    takes: ClassVar[Mapping[type[Event], Callable[[Any, Any], None]]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
+        take = self.takes.get(type(event))
+        if take is None:
+            return
+        try:
+            take(self, event)
+        except KeyError as error:
+            raise no_beginning(error) from error
 
 
 @contextmanager

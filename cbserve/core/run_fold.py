@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import mul
-from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.metrics import no_beginning, weighted_percentile
+from cbserve.core.metrics import EventFold, weighted_percentile
 from cbserve.core.plan import Ramp
 from cbserve.core.trace import (
     Admitted,
     Arrived,
-    Event,
     Finished,
     Forked,
     Preempted,
@@ -42,7 +40,7 @@ class _Live:
 
 
 @dataclass(slots=True, repr=False)
-class RunFold:
+class RunFold(EventFold):
     """Takes events in order, spans as they are; keeps a few numbers of each sequence that ended.
 
     The lists hold one value for each sequence, in order of ending: `ttft_s`, `e2e_s` (nan where it got no token),
@@ -79,16 +77,6 @@ class RunFold:
 
     def __repr__(self) -> str:
         return f"RunFold({self.num_requests} requests, {self.num_steps} steps)"
-
-    def add(self, event: Event) -> None:
-        """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
-        take = _TAKES.get(type(event))
-        if take is None:
-            return
-        try:
-            take(self, event)
-        except KeyError as error:
-            raise no_beginning(error) from error
 
     def _arrived(self, event: Arrived) -> None:
         self.num_requests += 1
@@ -269,7 +257,7 @@ class RunFold:
             yield [(0.0 if math.isnan(value) else value, limit) for value, limit in pairs]
 
 
-_TAKES: dict[type[Event], Callable[[RunFold, Any], None]] = {
+RunFold.takes = {
     Arrived: RunFold._arrived, Refused: RunFold._refused, Admitted: RunFold._admitted, Preempted: RunFold._preempted,
     StepEvent: RunFold._computed, Forked: RunFold._forked, Finished: RunFold._finished,
 }  # fmt: skip

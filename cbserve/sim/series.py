@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from cbserve.core.metrics import no_beginning
+from cbserve.core.metrics import EventFold
 from cbserve.core.plan import Ramp
-from cbserve.core.trace import Admitted, Arrived, Event, Finished, Forked, Preempted, Refused, StepEvent
+from cbserve.core.trace import Admitted, Arrived, Finished, Forked, Preempted, Refused, StepEvent
 from cbserve.sim.over_time import OverTime
 
 
 @dataclass(slots=True)
-class Series:
+class Series(EventFold):
     """Takes events in order, spans as they are: their blocks grow evenly, as in `RunFold`. Times in seconds.
 
     `arrival_s` and `ttft_s` hold one value for each sequence, in order of first tokens.
@@ -32,16 +30,6 @@ class Series:
     _going: set[int] = field(default_factory=set)  # sequences that got a token in the last step
     _paused: dict[int, float] = field(default_factory=dict)  # of the others, when they got their last one
     _last_end_s: float = 0.0
-
-    def add(self, event: Event) -> None:
-        """Take in the next event. Raises TraceError when it is of a request that began before the first one."""
-        take = _TAKES.get(type(event))
-        if take is None:
-            return
-        try:
-            take(self, event)
-        except KeyError as error:
-            raise no_beginning(error) from error
 
     def _arrived(self, event: Arrived) -> None:
         self._arrivals[event.request_id] = event.time_s
@@ -100,7 +88,7 @@ class Series:
         self._arrivals.pop(event.request_id, None)  # aborted while it waited
 
 
-_TAKES: dict[type[Event], Callable[[Series, Any], None]] = {
+Series.takes = {
     Arrived: Series._arrived, Refused: Series._refused, Admitted: Series._admitted, Preempted: Series._preempted,
     StepEvent: Series._computed, Forked: Series._forked, Finished: Series._finished,
 }  # fmt: skip
