@@ -200,6 +200,7 @@ class ParetoExplorer(ParetoView):
             self.moment = self.moments_menu.value
             for _ in self._steps_drawn():
                 pass
+            self._later()  # what was being drawn when this was chosen shows another moment
 
     def _pressed(self, number: int) -> None:
         if number < len(self._places):

@@ -23,7 +23,7 @@ from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.scene import Control
 from cbserve.explorers.setting import PREFILL_FIRST, STATIC
-from cbserve.explorers.showing import Background, alert
+from cbserve.explorers.showing import PAUSE_S, Background, alert
 from cbserve.hardware.models import model_shape
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Curve, Mark, frontier
@@ -224,6 +224,27 @@ def test_the_live_picture_is_there_before_the_whole_runs(monkeypatch: pytest.Mon
     asyncio.run(cell())
     assert [is_whole for _, is_whole in shown] == [False, True]
     assert "First look" not in explorer.picture.value  # it was refined meanwhile
+
+
+@pytest.mark.parametrize("num_slices", range(10))
+def test_the_moment_that_is_chosen_last_stays_shown(monkeypatch: pytest.MonkeyPatch, num_slices: int) -> None:
+    """Also where the steps of another one were being drawn, in whichever slice of that work the choice falls."""
+    monkeypatch.setattr("cbserve.explorers.showing.SLICE_S", -1.0)  # every part is a slice
+    explorer = made(rates=RATES[1:])
+    for rate in RATES[1:]:
+        explorer.points_menu.value = (SMALL[0], rate)
+        assert [moment.kind for moment in explorer.moments()] == ["queue", "start"]
+
+    async def choose() -> None:
+        explorer.points_menu.value = (SMALL[0], RATES[1])
+        await asyncio.sleep(num_slices * PAUSE_S)
+        explorer.moments_menu.value = "start"
+        while not explorer._background._task.done():
+            await asyncio.sleep(PAUSE_S)
+
+    asyncio.run(asyncio.wait_for(choose(), 60))
+    shown = re.findall(r"<title[^>]*>([^<]*): the longest of", unescape(explorer.steps_picture.value))
+    assert len(shown) == len(WIDTHS) and all(title.endswith("at 4 requests/s, the beginning") for title in shown), shown
 
 
 def test_small_parts_of_background_work_share_a_slice() -> None:
