@@ -82,7 +82,7 @@ class Scene:
         except CBServeError as error:  # the picture stays
             self.error.value = alert(str(error))
             return
-        self.values = values
+        self.values, self.error.value = values, ""
         self._show(answer)
         self._background.start(self._rest(answers))
 
@@ -96,7 +96,6 @@ class Scene:
         self._render()
 
     def _render(self) -> None:
-        self.error.value = ""
         self.picture.value = self.figure.live_html(with_table=False)
         self.table.value = f'<div style="overflow-x:auto">{self.figure.table_html()}</div>' if self.data.value else ""
         self.sentence.value = told(self.told)

@@ -278,6 +278,32 @@ def test_a_scene_that_still_answers_keeps_no_warning_from_the_learner(long_promp
     assert asyncio.run(move())
 
 
+def test_a_refusal_stays_until_the_control_is_moved_again(long_prompt: Scene) -> None:
+    """Whatever comes behind an earlier answer, and whatever else is switched."""
+
+    def answers(x: int) -> Iterator[tuple[Figure, list[tuple[str, str]]]]:
+        if x == 2:
+            raise FigureError("x=2: too large")
+        for part in range(50):
+            yield long_prompt.figure, [("x", f"{x}, part {part}")]
+
+    scene = Scene(answers, {"x": Control("x", [("1", 1), ("2", 2), ("3", 3)])}, {"x": 1})
+    scene.build()
+
+    async def move() -> None:
+        scene.widgets["x"].value = 3
+        scene.widgets["x"].value = 2
+        assert "too large" in scene.error.value
+        scene.data.value = True
+        while not scene._background._task.done():
+            await asyncio.sleep(PAUSE_S)
+
+    asyncio.run(asyncio.wait_for(move(), 60))
+    assert "too large" in scene.error.value and "3, part 49" in scene.sentence.value
+    scene.widgets["x"].value = 1
+    assert scene.error.value == ""
+
+
 def test_background_work_without_a_loop_is_done_at_once() -> None:
     done: list[int] = []
     Background().start(done.append(i) for i in range(3))
