@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from threading import RLock
 from typing import Any
 
 from cbserve.clock import Clock, RealClock
@@ -24,7 +25,8 @@ _FREE = nullcontext()
 
 
 class Engine:
-    """Serves requests iteration by iteration.
+    """Serves requests iteration by iteration. While one thread does, others may add requests and abort them; not in a
+    simulation.
 
     Args:
         scheduler: decides who runs.
@@ -56,6 +58,7 @@ class Engine:
         self._builders: dict[str, OutputBuilder] = {}
         self._incoming = Incoming()
         self._is_stalled = False
+        self._lock = RLock()
         self._pending: list[RequestOutput] = []  # refusals and aborts, given out by the next step
         self.new_trace()
 
@@ -98,13 +101,13 @@ class Engine:
             InvalidRequestError: its id is in use, or it is no Request.
         """
         require_request(request)
-        if request.request_id in self._incoming:
-            raise in_use(request)
-        if (request.arrival_s or 0.0) > self.clock.now():
-            self._require_new(request)
-            self._incoming.add(request)
-        else:
-            with self._books():
+        with self._books():
+            if request.request_id in self._incoming:
+                raise in_use(request)
+            if (request.arrival_s or 0.0) > self.clock.now():
+                self._require_new(request)
+                self._incoming.add(request)
+            else:
                 self._arrive(request)
 
     def _require_new(self, request: Request) -> None:
@@ -134,8 +137,9 @@ class Engine:
 
     def refuse(self, request: Request, message: str) -> None:
         """End a request, new here, at once with finish_reason "error"; the next step gives it out."""
-        self._note_arrival(request)
-        self._refuse(request, message)
+        with self._books():
+            self._note_arrival(request)
+            self._refuse(request, message)
 
     def _refuse(self, request: Request, message: str) -> None:
         now = self.clock.now()
@@ -159,12 +163,12 @@ class Engine:
 
     def abort_all(self) -> list[RequestOutput]:
         """Abort everything; afterwards the pool is free and the engine can be used again."""
-        with interrupts_held_back():
+        with self._held():
             outputs = [self.abort(request_id) for request_id in list(self._builders)]
             now = self.clock.now()
             outputs += [unserved_output(request, now, FinishReason.ABORT) for request in self._incoming.clear()]
             for request_id in list(self.scheduler.requests):  # finished, but a learner's duty never retired it
-                self.scheduler.abort(request_id)
+                self._recorder.update(self.scheduler.abort(request_id), now)
             self._builders.clear()  # of what left in an update that failed before it was recorded
             self._pending.clear()
             return [output for output in outputs if output is not None]
@@ -219,15 +223,23 @@ class Engine:
         return self._update(plan, result, end, partial)
 
     def _update(self, plan: StepPlan, result: StepResult, end: float, partial: bool) -> list[RequestOutput]:
-        changed = self.scheduler.update(plan, result, end)
-        outputs = self._take_in(changed, partial) if changed.anything else []
+        changed = StepUpdate()
+        try:
+            self.scheduler.update(plan, result, end, changed)
+        finally:  # who had ended before a duty failed is told too
+            outputs = self._take_in(changed, partial) if changed.anything else []
         if self.debug:
             self.scheduler.check()
         return self._take_pending() + outputs if self._pending else outputs
 
     def _books(self) -> AbstractContextManager[object]:
         """Held around a change of the books. A simulation that is interrupted is thrown away."""
-        return _FREE if self._foresees else interrupts_held_back()
+        return _FREE if self._foresees else self._held()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock, interrupts_held_back():
+            yield
 
     def _fast_forward(
         self, executor: ForeseeingExecutor, plan: StepPlan, start: float, partial: bool
@@ -278,9 +290,13 @@ class Engine:
         return list(self.stream(requests, partial=False))
 
     def _wait_for_arrivals(self) -> None:
-        if self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
-            self.clock.wait_until(self._incoming.next_s)
-        self._is_stalled = False
+        until = None
+        with self._books():
+            if self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
+                until = self._incoming.next_s
+            self._is_stalled = False
+        if until is not None:
+            self.clock.wait_until(until)
 
     def _let_arrive(self) -> None:
         for request in self._incoming.due(self.clock.now()):

@@ -104,14 +104,15 @@ class Scheduler(FastForward):
                 self._grow_all(name, step)
         return self._finish_plan(step)
 
-    def update(self, plan: StepPlan, result: StepResult, now_s: float) -> StepUpdate:
+    def update(self, plan: StepPlan, result: StepResult, now_s: float, changed: StepUpdate | None = None) -> StepUpdate:
         """Take in what a step gave. A finished sequence's blocks are free when this returns (static batching: when its
-        batch ends). Rows of sequences that were aborted meanwhile are ignored."""
+        batch ends). Rows of sequences that were aborted meanwhile are ignored. `changed`: to be filled and returned, so
+        that it says what was taken in where a duty fails."""
         if len(result.sampled) != len(plan.rows):
             raise SchedulerError(
                 f"the executor answered {len(result.sampled)} rows of {len(plan.rows)}; one answer a row"
             )
-        changed = StepUpdate()
+        changed = StepUpdate() if changed is None else changed
         if plan.steady is not None and self.cruise is not None:
             self._steady_done(self.cruise, result, changed)
         if plan.rows:

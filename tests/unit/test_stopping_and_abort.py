@@ -1,10 +1,14 @@
 """When an answer ends, what its text is, and that an aborted request leaves no trace."""
 
+import sys
+import threading
+
 import pytest
 from engine_harness import add, chunks, make_engine, make_scheduler, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import StepResult
 from cbserve.core.request import FinishReason, Request, SamplingParams, Sequence
@@ -220,6 +224,37 @@ def test_ctrl_c_loses_no_block_wherever_it_strikes(where):
     engine.scheduler.check()
     assert not engine.has_unfinished and engine.scheduler.kv.pool.num_used == 0
     assert len(engine.run(requests)) == 3
+
+
+def test_another_thread_may_add_and_abort_while_the_engine_runs():
+    engine = make_engine(num_blocks=60, batching=ContinuousBatching(max_num_seqs=4))
+    engine.debug = False  # its check is made between two steps, where another thread may have the books open
+    first = [Request(f"A{i}", range(20), SamplingParams(max_tokens=40)) for i in range(120)]
+    aborted, switch = [], sys.getswitchinterval()
+
+    def meddle() -> None:
+        for i in range(120):
+            engine.add_request(Request(f"B{i}", range(20), SamplingParams(max_tokens=40)))
+            for name in (f"A{i}", f"B{i - 5}"):
+                aborted.append(engine.abort(name))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=meddle)
+        for request in first:
+            engine.add_request(request)
+        thread.start()
+        outputs = engine.run()
+        thread.join()
+        outputs += engine.run()
+    finally:
+        sys.setswitchinterval(switch)
+    ended = [output.request_id for output in [*outputs, *aborted] if output is not None]
+    assert len(ended) == len(set(ended)) == 240
+    assert not engine.has_unfinished and engine.scheduler.kv.pool.num_used == 0
+    engine.scheduler.check()
+    finished = [event.request_id for event in engine.trace.events if isinstance(event, Finished)]
+    assert sorted(finished) == sorted(ended)
 
 
 BAD_PARAMS = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from engine_harness import make_scheduler
 
 from cbserve import ContinuousBatching, Priority, Request, SamplingParams, Scheduler
 from cbserve.clock import VirtualClock
 from cbserve.core.errors import SchedulerError
+from cbserve.core.trace import Admitted, Arrived, Finished, Left, Preempted
 from cbserve.engine import Engine
 from cbserve.executors.scripted import ScriptedExecutor
 
@@ -63,6 +66,12 @@ def test_a_wrong_duty_is_named_and_the_engine_is_whole_afterwards(case):
     scheduler.check()
     assert not engine.has_unfinished and not scheduler.requests
     assert scheduler.kv.pool.num_used == 0 and sorted(scheduler.free_slots) == [0, 1]
+    arrived, finished, admitted, preempted, left = (
+        Counter(event.request_id for event in engine.trace.events if isinstance(event, kind))
+        for kind in (Arrived, Finished, Admitted, Preempted, Left)
+    )
+    assert finished == arrived == Counter("ABCDE")
+    assert not admitted - preempted - left
 
 
 def test_a_way_of_preemption_that_is_none_is_named():
