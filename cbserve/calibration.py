@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from cbserve.core import given
+from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError
-from cbserve.files import cache_folder, write_whole
+from cbserve.files import cache_folder, read_object, write_whole
 from cbserve.hardware.models import ModelShape
-from cbserve.hardware.roofline import Roofline
+from cbserve.hardware.roofline import LIMITS, Roofline
 
 FORMAT = 1
 COMMAND = "cbserve calibrate"
@@ -26,6 +29,11 @@ CPU_TIME_COMMAND = "cbserve calibrate --cpu-time"
 _FITTED = ("eff_compute", "eff_memory", "overhead_s", "overlap")
 _LINK = "host_link_bytes_s"
 _UNITS = {"overhead_s": (1e3, " ms"), _LINK: (1e-9, " GB/s")}
+
+_AT_LEAST_0 = (lambda v: 0 <= v < math.inf, "a number of at least 0")
+_COUNTS = {"threads": 0, "max_model_len": 1, "cores": 1}  # of the environment, with the least that each can be
+
+Made = TypeVar("Made")
 
 
 class CalibrationError(CBServeError):
@@ -50,6 +58,16 @@ class Point:
     repeats: int
     fitted_s: float = math.nan
 
+    def require_timed(self, name: str) -> None:
+        """Raises InvalidRequestError for what no step can have; `name` is the point's own."""
+        given.instance(f"{name}.kind", self.kind, str, "text")
+        for count in ("num_rows", "num_tokens", "context", "repeats"):
+            given.integer(f"{name}.{count}", getattr(self, count), 0)
+        given.positive(f"{name}.seconds", self.seconds)
+        for quartile in ("low_s", "high_s"):
+            given.number(f"{name}.{quartile}", getattr(self, quartile), *_AT_LEAST_0)
+        given.number(f"{name}.fitted_s", self.fitted_s, lambda v: 0 < v < math.inf or v != v, "above 0, or NaN")
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -63,6 +81,9 @@ class Calibration:
         loop_s: seconds between two steps that the engine spends outside the executor.
         created: ISO 8601, UTC.
         environment: what else may matter: timer, torch, threads, dtype, load average, or the run that was fitted.
+
+    Raises:
+        InvalidRequestError: a field is of a wrong kind or out of range; names it.
     """
 
     model: ModelShape
@@ -78,6 +99,29 @@ class Calibration:
     loop_s: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
+
+    def __post_init__(self) -> None:
+        given.instance("device", self.device, str, "text")
+        _require_moment(self.created)
+        for name in ("values", "errors", "environment"):
+            given.instance(name, getattr(self, name), Mapping, "an object")
+        _require_keys("values", self.values, _FITTED, (_LINK,))
+        _require_keys("errors", self.errors, (), (*_FITTED, _LINK))
+        for name, error in self.errors.items():
+            given.number(f"errors.{name}", error, lambda v: not v < 0 and v != math.inf, "at least 0, or NaN")
+        for name in ("dtype_bytes", "block_size"):
+            given.integer(name, getattr(self, name), 1)
+        for name, value in self.values.items():
+            given.number(f"values.{name}", value, *LIMITS[name])
+        given.number("loop_s", self.loop_s, *_AT_LEAST_0)
+        self.cost()  # refuses what else is out of range
+        for name, least in _COUNTS.items():
+            if name in self.environment:
+                given.integer(f"environment.{name}", self.environment[name], least)
+        if "load_average" in self.environment:
+            given.number("environment.load_average", self.environment["load_average"], *_AT_LEAST_0)
+        for index, point in enumerate(self.points):
+            point.require_timed(f"points[{index}]")
 
     def cost(self) -> Roofline:
         """The cost model with these constants."""
@@ -170,21 +214,43 @@ def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bo
     cure = f"measure this machine with: {CPU_TIME_COMMAND if is_cpu_time else COMMAND}"
     if path is not None:
         cure = f"write it anew with: {COMMAND} --out"
+    if not os.path.lexists(source):
+        raise CalibrationError(f"there is no calibration at {source}; {cure}")
+    found = read_object(source, CalibrationError, cure)
     try:
-        found = json.loads(source.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CalibrationError(f"there is no calibration at {source}; {cure}") from error
-    except (OSError, ValueError) as error:
-        raise CalibrationError(f"{source} cannot be read ({error}); {cure}") from error
+        if (version := found.pop("format", None)) != FORMAT:
+            raise InvalidRequestError(f"format={given.short(version)}, not {FORMAT}")
+        _require_keys("", found, [f.name for f in fields(Calibration)])
+        points = given.instance("points", found["points"], list, "a list")
+        found["points"] = tuple(_made(Point, point, f"points[{i}]") for i, point in enumerate(points))
+        found["model"] = _made(ModelShape, found["model"], "model")
+        return Calibration(**found)
+    except CBServeError as error:
+        raise CalibrationError(f"{source} is damaged ({error}); {cure}") from error
+
+
+def _made(kind: type[Made], found: Any, name: str) -> Made:
+    """What `found`, a JSON object, describes. Raises InvalidRequestError naming the key that is wrong."""
+    _require_keys(name, given.instance(name, found, dict, "an object"), [f.name for f in fields(kind)])
     try:
-        if found["format"] != FORMAT:
-            raise ValueError(f"format={found['format']!r}, not {FORMAT}")
-        known = {f.name: found[f.name] for f in fields(Calibration)}
-        known["model"] = ModelShape(**known["model"])
-        known["points"] = tuple(Point(**point) for point in known["points"])
-        calibration = Calibration(**known)
-        calibration.cost()
-        str(calibration)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, CBServeError) as error:
-        raise CalibrationError(f"{source} is damaged ({type(error).__name__}: {error}); {cure}") from error
-    return calibration
+        return kind(**found)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{name}.{error}") from None
+
+
+def _require_keys(name: str, found: Mapping[str, Any], needed: Iterable[str], also: Iterable[str] = ()) -> None:
+    for key in needed:
+        if key not in found:
+            raise InvalidRequestError(f"{name}.{key} is missing".lstrip("."))
+    for key in found:
+        if key not in needed and key not in also:
+            raise InvalidRequestError(f"{name}.{key} is not known".lstrip("."))
+
+
+def _require_moment(created: Any) -> None:
+    try:
+        if datetime.fromisoformat(created).tzinfo is not None:
+            return
+    except (TypeError, ValueError):
+        pass
+    raise InvalidRequestError(f"created={given.short(created)}: must be a time such as 2026-11-29T20:00:00+00:00")

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from cbserve.core.errors import InvalidRequestError
 
+LATEST_S = 1e11  # of a virtual clock; doubles lie 15 us apart there
+
 
 class Clock(Protocol):
     kind: str  # "measured" or "simulated"
@@ -69,6 +71,11 @@ class VirtualClock:
         if not hasattr(duration_s, "__float__") or not 0 <= duration_s < math.inf:
             raise InvalidRequestError(f"step_time_s gave {duration_s!r}: a step takes a finite number of seconds >= 0")
         self._now += duration_s
+        if self._now > LATEST_S:
+            raise InvalidRequestError(
+                f"a step of {duration_s:.3g} s brings the clock to {self._now:.3g} s, but it counts to {LATEST_S:.0e} "
+                "s: look at overhead_s, efficiencies and peaks of the cost model"
+            )
 
     def advance_to(self, end_s: float) -> None:
         self.advance(end_s - self._now)

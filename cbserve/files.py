@@ -1,19 +1,33 @@
-"""Where files are kept, and writing one whole or not at all."""
+"""Where files are kept, reading one that holds JSON, and writing one whole or not at all."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from cbserve.core.given import short
 from cbserve.errors import CBServeError
 
 
 def cache_folder() -> Path:
     """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`."""
     return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser()
+
+
+def read_object(path: str | os.PathLike[str], error: type[CBServeError], cure: str) -> dict[str, Any]:
+    """The JSON object that a file holds. Raises `error`, with the file and `cure`, when there is none."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as cause:
+        raise error(f"{path} cannot be read ({getattr(cause, 'strerror', None) or cause}); {cure}") from cause
+    if not isinstance(found, dict):
+        raise error(f"{path} holds {short(found)}, which is no JSON object; {cure}")
+    return found
 
 
 def temporary_beside(target: Path) -> Path:

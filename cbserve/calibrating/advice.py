@@ -36,7 +36,7 @@ def _wide(calibration: Calibration) -> list[str]:
     shortest = min((p.seconds for p in calibration.points if not p.kind.startswith("swap")), default=math.inf)
     limits = {name: _BAR * value for name, value in calibration.values.items()}
     limits |= {"overlap": _BAR, "overhead_s": _STEP * shortest}  # overlap is a share of 1; overhead is in every step
-    wide = [name for name, error in calibration.errors.items() if not error <= limits[name]]
+    wide = [name for name, error in calibration.errors.items() if not error <= limits.get(name, math.inf)]
     said = [f"{name} is {text}" for name, text in calibration.constants() if name in wide]
     return [f"{' and '.join(said)}, so other values fit nearly as well"] if said else []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import short
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,6 @@ def gpu(name: str | Gpu) -> Gpu:
     found = _BY_NAME.get(str(name).strip().lower())
     if found is None:
         raise InvalidRequestError(
-            f"gpu={name!r} is not in the table; take one of {', '.join(_SHORT)}, or describe yours as a Gpu"
+            f"gpu={short(name)} is not in the table; take one of {', '.join(_SHORT)}, or describe yours as a Gpu"
         )
     return found

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cbserve.core import given
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import ModelError
+from cbserve.files import read_object
+
+_LARGEST = 2**31  # of a size: no product of them leaves the range of a float
+_KINDS: dict[Any, tuple[type, str]] = {"str": (str, "text"), "bool": (bool, "true or false")}
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,9 @@ class ModelShape:
         mlp_matrices: 3 of hidden_size x ffn_size with a gate (SwiGLU: Shazeer, arXiv 2002.05202), 2 without (OPT, GPT).
         published_params: all parameters as their authors count them, with norms, biases and positions, which the
             formulas below leave out (less than 1 %); None: by formula.
+
+    Raises:
+        InvalidRequestError: a size is no whole number of at least 1, or another field is of a wrong kind.
     """
 
     name: str
@@ -39,6 +46,18 @@ class ModelShape:
     tie_word_embeddings: bool = False
     mlp_matrices: int = 3
     published_params: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in [(option.name, option.type) for option in fields(self)]:
+            value = getattr(self, name)
+            if kind == "int":
+                given.integer(name, value, 1, most=_LARGEST)
+            elif kind in _KINDS:
+                given.instance(name, value, *_KINDS[kind])
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidRequestError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        if self.published_params is not None:
+            given.positive("published_params", self.published_params)
 
     @property
     def layer_params(self) -> int:
@@ -91,14 +110,8 @@ class ModelShape:
         """
         if isinstance(config, Mapping):
             return _from_mapping(config, name or str(config.get("_name_or_path") or "config"), "config")
-        path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read ({error}); give the path of a model's config.json") from error
-        if not isinstance(content, Mapping):
-            raise ModelError(f"{path}: is a {type(content).__name__}, not an object; give a model's config.json")
+        path = Path(config, "config.json") if os.path.isdir(config) else Path(config)
+        content = read_object(path, ModelError, "give the path of a model's config.json")
         return _from_mapping(content, name or path.absolute().parent.name, str(path))
 
 
@@ -223,9 +236,9 @@ def model_shape(model: str | os.PathLike[str] | ModelShape) -> ModelShape:
     found = _BY_NAME.get(str(model).strip().lower())
     if found is not None:
         return found
-    if str(model).endswith(".json") or Path(model).exists():
+    if str(model).endswith(".json") or os.path.exists(model):
         return ModelShape.from_config(model)
     raise InvalidRequestError(
-        f"model={str(model)!r} is not in the table; take one of {', '.join(name.lower() for name in MODELS)}, or give "
-        "the path of a Hugging Face config.json"
+        f"model={given.short(str(model))} is not in the table; take one of {', '.join(map(str.lower, MODELS))}, or "
+        "give the path of a Hugging Face config.json"
     )

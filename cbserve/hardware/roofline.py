@@ -7,14 +7,28 @@ are read once, and there is one maximum over the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from cbserve.core import given
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import Ramp, StepPlan
 from cbserve.hardware.gpus import Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import ModelShape, model_shape
+
+_ABOVE_0 = (lambda v: 0 < v < math.inf, "a number above 0")
+_SHARE = (lambda v: 0 < v <= 1, "a share of the peak, in (0, 1]")
+LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("flops", "memory_bytes_s", "dtype_bytes", "block_size"), _ABOVE_0),
+    **dict.fromkeys(("kv_dtype_bytes", "host_link_bytes_s"), _ABOVE_0),
+    **dict.fromkeys(("eff_compute", "eff_memory"), _SHARE),
+    "overlap": (lambda v: 0 <= v <= 1, "in [0, 1]: 1 is the plain roofline"),
+    "kv_passes": (lambda v: 1 <= v < math.inf, "a number of at least 1: attention reads every context once"),
+    "overhead_s": (lambda v: 0 <= v < math.inf, "a number of seconds of at least 0"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +102,9 @@ class Roofline:
     _kv_bytes: float = field(init=False, repr=False, compare=False)  # of a token
 
     def __post_init__(self) -> None:
-        for name in [option.name for option in fields(self) if option.init]:
-            value = getattr(self, name)
-            is_left_out = value is None and name in ("host_link_bytes_s", "kv_dtype_bytes")
-            if name != "model" and not is_left_out and not hasattr(value, "__float__"):
-                raise InvalidRequestError(f"{name}={value!r}: must be a number")
-        for name in ("flops", "memory_bytes_s", "dtype_bytes", "block_size", "host_link_bytes_s", "kv_dtype_bytes"):
-            value = getattr(self, name)
-            if value is None and name in ("host_link_bytes_s", "kv_dtype_bytes"):
-                continue
-            if not value > 0:
-                raise InvalidRequestError(f"{name}={value!r}: must be above 0")
-        for name in ("eff_compute", "eff_memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InvalidRequestError(f"{name}={getattr(self, name)!r}: is a share of the peak, in (0, 1]")
-        if not 0 <= self.overlap <= 1:
-            raise InvalidRequestError(f"overlap={self.overlap!r}: must be in [0, 1]: 1 is the plain roofline")
-        if not self.kv_passes >= 1:
-            raise InvalidRequestError(f"kv_passes={self.kv_passes!r}: attention reads every context once at least")
-        if not self.overhead_s >= 0:
-            raise InvalidRequestError(f"overhead_s={self.overhead_s!r}: must be at least 0 seconds")
+        for name, rule in LIMITS.items():
+            if (value := getattr(self, name)) is not None or name not in ("host_link_bytes_s", "kv_dtype_bytes"):
+                given.number(name, value, *rule)
         model = self.model
         for name, value in {
             "_flops_s": self.flops * self.eff_compute,

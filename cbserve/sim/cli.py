@@ -72,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except CBServeError as error:
+        from cbserve.calibration import CalibrationError
+
+        if isinstance(error, CalibrationError):  # it speaks of the fields of a file, not of options
+            raise
         raise CBServeError(in_options(str(error))) from error
 
 

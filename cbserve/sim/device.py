@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cbserve.calibration import calibration_path, load_calibration
 from cbserve.core.errors import InvalidRequestError
-from cbserve.errors import CBServeError
+from cbserve.core.given import integer
+from cbserve.errors import CBServeError, ModelError
+from cbserve.files import read_object
 from cbserve.hardware.capacity import CPU_KV_CACHE_BYTES, default_num_blocks, kv_capacity, peak_activation_bytes
 from cbserve.hardware.gpus import GPUS, Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
@@ -111,7 +113,7 @@ def calibration_file(gpu: str) -> Path | None:
     try:
         find_gpu(gpu)
     except InvalidRequestError as error:
-        if gpu.endswith(".json") or Path(gpu).is_file():
+        if gpu.endswith(".json") or os.path.isfile(gpu):
             return Path(gpu)
         names = str(error).removesuffix(", or describe yours as a Gpu")
         raise InvalidRequestError(f"{names}, `this`, or a file of `cbserve calibrate --out`") from None
@@ -142,8 +144,8 @@ def _limited(device: Device) -> Device:
 
 
 def _max_position_embeddings(model: ModelShape) -> int | None:
-    config = Path(model.source)
-    if not config.is_file():
+    if not os.path.isfile(model.source):
         return None
-    length = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
-    return length if isinstance(length, int) and length > 0 else None
+    config = read_object(model.source, ModelError, "give the path of a model's config.json")
+    length = config.get("max_position_embeddings")
+    return None if length is None else integer(f"{model.source}: max_position_embeddings", length, 1)

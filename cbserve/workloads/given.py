@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.given import integer, is_integer, short
+from cbserve.core.given import integer, is_integer, number, positive, short
 
 __all__ = ["generator", "integer", "listed", "number", "positive", "seed"]
-
-
-def number(name: str, value: Any, within: Callable[[float], bool], wanted: str) -> float:
-    """A number for which `within` holds. Raises InvalidRequestError for anything else: it must be `wanted`."""
-    try:
-        if isinstance(value, bool | str | bytes | bytearray) or not within(found := float(value)):
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidRequestError(f"{name}={short(value)}: must be {wanted}") from None
-    return found
-
-
-def positive(name: str, value: Any) -> float:
-    return number(name, value, lambda v: 0 < v < float("inf"), "a number above 0")
 
 
 def seed(value: Any) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from cbserve import CBServeError, Roofline
+from cbserve.calibrating.advice import doubts
 from cbserve.calibration import Calibration, CalibrationError, Point, calibration_path, load_calibration
 from cbserve.cli import main
 from cbserve.core.errors import InvalidRequestError
@@ -171,22 +174,52 @@ def test_none_yet_names_place_and_cure(home):
     [
         (lambda text: text[: len(text) // 2], "cannot be read"),
         (lambda text: "", "cannot be read"),
-        (lambda text: "[]", "is damaged"),
-        (lambda text: text.replace('"format": 1', '"format": 99'), "format=99, not 1"),
-        (lambda text: text.replace('"flops"', '"flips"'), "KeyError: 'flops'"),
-        (lambda text: text.replace('"num_layers"', '"layers"'), "is damaged"),
-        (lambda text: text.replace('"eff_compute": 0.7', '"eff_compute": 7'), "eff_compute=7"),
-        (lambda text: text.replace('"overhead_s": 0.02', '"overhead_s": "fast"'), "is damaged"),
-        (lambda text: text.replace('"num_rows": 8', '"rows": 8'), "is damaged"),
-        (lambda text: text.replace('"seconds": 0.2', '"seconds": 0.0'), "is damaged"),
+        (lambda text: "[" * 100_000, "cannot be read"),
+        (lambda text: "[]", r"holds \[\], which is no JSON object"),
     ],
 )
-def test_a_damaged_file_is_named(home, change, words):
+def test_a_file_that_is_no_calibration_is_named(home, change, words):
     path = ONE.save()
     path.write_text(change(path.read_text()))
     with pytest.raises(CalibrationError, match=words) as caught:
         load_calibration()
     assert str(path) in str(caught.value) and "cbserve calibrate" in str(caught.value)
+
+
+def fields_of(found: object, path: tuple = ()) -> list[tuple]:
+    """The way to every value in nested objects and lists."""
+    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    return [path, *(deeper for key, value in inner for deeper in fields_of(value, (*path, key)))]
+
+
+FILE = json.loads(json.dumps({"format": 1} | asdict(replace(WITH_LINK, environment=ONE.environment | {"cores": 2}))))
+ODD = (None, True, "5", "", [], {}, [1], {"a": 1}, 0, -1, -1e-9, 0.5, 10**400, math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("path", fields_of(FILE)[1:], ids=lambda path: ".".join(map(str, path)))
+def test_whatever_a_field_holds_the_file_is_used_or_refused_by_the_name_of_the_field(home, capsys, path):
+    file, name = home / "odd.json", next(key for key in reversed(path) if isinstance(key, str))
+    for odd in (*ODD, "gone", "nested"):
+        found = copy.deepcopy(FILE)
+        inside = functools.reduce(lambda inner, key: inner[key], path[:-1], found)
+        before = inside[path[-1]]
+        inside[path[-1]] = {**before, "more": 1} if isinstance(before, dict) else {"deeper": before}
+        if odd == "gone":
+            del inside[path[-1]]
+        elif odd != "nested":
+            inside[path[-1]] = odd
+        file.write_text(json.dumps(found))
+        code = main(["sim", "--gpu", str(file), "--requests", "2", "--num-blocks", "300"])
+        error = capsys.readouterr().err
+        if code == 0:
+            doubts(load_calibration(file))
+            is_no_bar = odd is math.nan and (name == "fitted_s" or path[0] == "errors")
+            wrong = (-1, math.nan, math.inf, "5", [1], "nested") if type(before) in (int, float) else ("nested", 0)
+            assert odd not in wrong or is_no_bar or path[0] == "environment", f"{odd} was taken"
+        else:
+            assert code == 2 and error.count("\n") == 1, error
+            too_slow = name in ("flops", "memory_bytes_s") and "brings the clock to" in error
+            assert too_slow or ("is damaged" in error and name in error), error
 
 
 def test_a_save_that_is_interrupted_leaves_the_old_file(home, monkeypatch):
