@@ -156,6 +156,11 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
     record = Record(options.out)
     if record.dropped:
         print(f"cbserve: the last line of {options.out} was cut; its point runs again", file=sys.stderr)
+    if record.changed:
+        lines = ", ".join(map(str, record.changed))
+        print(
+            f"cbserve: {options.out}, line {lines}: edited since it was written; its point runs again", file=sys.stderr
+        )
     runner: Runner = Cluster(options.cluster) if options.cluster else Processes(options.jobs or _cores())
     try:
         with tqdm(total=len(points), unit="point", disable=None) as bar:

@@ -112,7 +112,8 @@ def run_point(settings: Settings) -> dict[str, Any]:
 
 
 class Record:
-    """The file of a sweep: one JSON line a point, appended when the point ends.
+    """The file of a sweep: one JSON line a point, appended when the point ends. Each has a check sum: a line that was
+    edited is left out, and its point runs again.
 
     Raises:
         CBServeError: the file cannot be read or written, or is no sweep; names the line.
@@ -122,6 +123,7 @@ class Record:
         self.path = path
         self.found: dict[str, dict[str, Any]] = {}  # by key
         self.dropped = False  # a last line that was cut
+        self.changed: list[int] = []  # lines that are not as they were written
         if path.exists():
             self._read()
 
@@ -134,13 +136,16 @@ class Record:
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 row = json.loads(line)
-                self.found[row["key"]] = row
-                if "numbers" not in row and "error" not in row:
-                    raise KeyError("numbers")
-            except (ValueError, KeyError, TypeError):
+                if not isinstance(row["key"], str) or not ("numbers" in row or "error" in row):
+                    raise ValueError
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise CBServeError(
-                    f"{self.path}, line {number}: is no point of a sweep; give another --out, or delete the file"
+                    f"{self.path}, line {number}: is no point of a sweep; delete the line, or give another --out"
                 ) from None
+            if row.get("sum") == _sum(row):
+                self.found[row["key"]] = row
+            else:
+                self.changed.append(number)
         rest = data[len(whole) :]
         if rest:  # the sweep was killed while it wrote
             if not rest.startswith(POINT) and not POINT.startswith(rest):
@@ -151,12 +156,18 @@ class Record:
 
     def add(self, settings: Settings, key: str, outcome: dict[str, Any]) -> None:
         row = {"key": key, "settings": settings.as_dict(), **outcome}
+        row["sum"] = _sum(row)
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise CBServeError(f"{self.path}: cannot be written ({error.strerror}); what is in it stays") from None
         self.found[key] = row
+
+
+def _sum(row: dict[str, Any]) -> str:
+    text = json.dumps({name: value for name, value in row.items() if name != "sum"})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def sweep(

@@ -72,6 +72,31 @@ def test_a_file_that_is_no_sweep_is_left_alone(text: str, tmp_path: Path) -> Non
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("name", ["numbers", "settings", "sum", "latency_s", "ttft", "p99", "tokens_per_s", "rate"])
+@pytest.mark.parametrize("odd", ["7", [7], {"a": 7}, 7.5, -1, None, "gone"])
+def test_a_line_that_was_edited_is_left_out_and_its_point_runs_again(
+    name: str, odd: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even a value that could be one would be a wrong table."""
+    monkeypatch.setattr(pool, "Processes", lambda jobs: one_by_one)
+    path = tmp_path / "s.jsonl"
+    command = ["sim", "--requests", "5", "--sweep", "rate=2,8", "--out", str(path), "--no-report"]
+    assert cli.main(command) == 0
+    sound, whole = capsys.readouterr(), path.read_text().splitlines()
+
+    def edited(found: dict[str, Any]) -> dict[str, Any]:
+        found = {key: edited(value) if isinstance(value, dict) else value for key, value in found.items()}
+        return {key: odd if key == name else value for key, value in found.items() if (key, odd) != (name, "gone")}
+
+    path.write_text(f"{json.dumps(edited(json.loads(whole[0])))}\n{whole[1]}\n")
+    code, said = cli.main(command), capsys.readouterr()
+    if "is no point of a sweep" in said.err:
+        assert (code, said.out, name, odd) == (2, "", "numbers", "gone")
+    else:
+        assert code == 0 and said.out == sound.out and "line 1: edited since it was written" in said.err
+        assert path.read_text().splitlines()[1:] == [whole[1], whole[0]]
+
+
 def test_processes_give_the_same_as_one_by_one(tmp_path: Path) -> None:
     here, _ = sweep.sweep(POINTS, Record(tmp_path / "a.jsonl"), one_by_one)
     there, lost = sweep.sweep(POINTS, Record(tmp_path / "b.jsonl"), Processes(2))
