@@ -29,6 +29,7 @@ WORKSHOP = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
@@ -43,9 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = options.run(options)
         sys.stdout.flush()  # here, where a reader that has gone away is expected
         return code
-    except BrokenPipeError:  # `| head` has read enough; what is still buffered has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `| head` has read enough
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # of a file, which whoever opened it should have said
+            raise
+        _drop_output()
+        print(f"cbserve: cannot write the output ({error.strerror}); send it elsewhere", file=sys.stderr)
+        return 2
     except CBServeError as error:
         print(f"cbserve: {error}", file=sys.stderr)
         return 2
@@ -61,6 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cbserve: interrupted", file=sys.stderr)
         return 130
+
+
+def _open_closed_streams() -> None:
+    """`>&-` leaves no stream behind: nothing could be written, and the next file that opens would be taken for it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we run
+
+
+def _drop_output() -> None:
+    """What is still buffered has nowhere to go; Python itself would try once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:

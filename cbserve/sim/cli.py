@@ -119,6 +119,10 @@ def _single(options: argparse.Namespace, settings: Settings, report: Path | None
         simulation, work = point.run(options.out, lambda output: bar.update() and None, listeners)
     took = time.perf_counter() - begun
     found = numbers(simulation, work, settings)
+    if report is not None:  # before anything is printed: who reads that may go away
+        title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
+        first_steps = start.trace(simulation.trace.meta)
+        write_report(report, seen, first_steps, found, settings.slo, title, rests_on, _command())
     if options.json:
         about = {"settings": point.resolved(), "assumptions": rests_on}
         print(json.dumps(about | {"numbers": found}, indent=2))
@@ -127,10 +131,6 @@ def _single(options: argparse.Namespace, settings: Settings, report: Path | None
             print(f"{table}\n")
         print("\n".join(rests_on))
         print(f"{found['makespan_s']:,.1f} s of serving were simulated in {took:.2f} s.")
-    if report is not None:
-        title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
-        first_steps = start.trace(simulation.trace.meta)
-        write_report(report, seen, first_steps, found, settings.slo, title, rests_on, _command())
     _say_where(options, report)
     return 0
 
@@ -171,14 +171,14 @@ def _sweep(options: argparse.Namespace, settings: Settings, report: Path | None)
         print(f"cbserve: {said}", file=sys.stderr)
         raise
     slo = dict(settings.slo)
+    if report is not None and rows:
+        write_sweep_report(report, rows, axes, slo, [*about(points, rows, axes), f"Made by: {_command()}"])
     print(json.dumps(rows, indent=2) if options.json else sweep_table(rows, axes, slo))
     for at, why in refusals(rows, axes):
         print(f"cbserve: refused: {at}: {why}", file=sys.stderr)
     for point, reason in lost:
         where = ", ".join(f"{name.replace('_', '-')}={getattr(point, name)}" for name in axes)
         print(f"cbserve: {where}: {reason}; run the command again to try it once more", file=sys.stderr)
-    if report is not None and rows:
-        write_sweep_report(report, rows, axes, slo, [*about(points, rows, axes), f"Made by: {_command()}"])
     _say_where(options, report if rows else None)
     return 1 if lost else 0
 

@@ -255,6 +255,31 @@ def test_a_reader_that_leaves_is_no_fault(command):
     assert child.wait() == 0 and "Traceback" not in faults and "BrokenPipe" not in faults
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("| true", 0, ""),
+        (">/dev/full", 2, "cbserve: cannot write the output (No space left on device); send it elsewhere\n"),
+    ],
+)
+@pytest.mark.parametrize("more", ["--json", "--sweep rate=2"])
+def test_output_that_goes_nowhere_costs_no_file(where: str, code: int, said: str, more: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m cbserve sim --requests 20 {more} --out run.jsonl"
+    if where == ">/dev/full" and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    answer = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} {where}"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(bootstrap.ROOT)},
+    )  # fmt: skip
+    assert (answer.returncode, answer.stderr.rpartition("\r")[2].rpartition("]")[2].lstrip("\n")) == (code, said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+    assert "</html>" in (tmp_path / "run.html").read_text() and (tmp_path / "run.jsonl").read_text().endswith("}\n")
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "abc", "1.5", ""])
 def test_demo_wants_whole_numbers(value, capsys):
     with pytest.raises(SystemExit):
