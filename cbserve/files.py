@@ -94,16 +94,17 @@ def require_writable(path: Path) -> None:
         CBServeError: names a folder or a device, lies in a folder that is missing, or may not be written.
     """
     try:
-        if path.is_dir():
+        if os.path.isdir(path) or not path.name:
             raise CBServeError(f"{path} is a folder; give the path of a file")
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not os.path.isfile(path):
             raise CBServeError(f"{path} is no regular file; give the path of a file")
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise CBServeError(f"{path}: there is no folder {path.parent}; make it first")
         probe = temporary_beside(path)
         probe.touch()
         probe.unlink()
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "the file is read-only")
-    except OSError as error:
-        raise CBServeError(f"cannot write {path} ({error.strerror}); give a file in a folder of yours") from None
+    except (OSError, ValueError) as error:  # ValueError: a null in the name
+        why = getattr(error, "strerror", None) or error
+        raise CBServeError(f"cannot write {str(path)!r} ({why}); give a file in a folder of yours") from None

@@ -148,10 +148,20 @@ def _why(capacity: KVCapacity) -> str:
 
 
 def _cure(capacity: KVCapacity) -> str:
-    """What can be asked for here: another GPU, or a smaller dtype; a model is not split over several GPUs."""
+    """What can be asked for here: more of the memory, a smaller step or block, another GPU, or a smaller dtype; a model
+    is not split over several GPUs."""
+    used, beside = capacity.weights_bytes + capacity.activation_bytes, capacity.weights_bytes + RUNTIME_BYTES
+    usable = capacity.utilization * capacity.gpu.memory_bytes
+    own = []
+    if used + capacity.block_bytes <= capacity.gpu.memory_bytes:
+        own.append("allow a larger utilization")
+    if beside + capacity.block_bytes <= usable:
+        own.append("give a step fewer tokens (max_num_batched_tokens)")
+    if used < usable:
+        own.append(f"take smaller blocks (block_size={capacity.block_size})")
     larger = _that_hold(capacity, capacity.weights_bytes)
     smaller = _that_hold(capacity, capacity.model.weights_bytes(1)) if capacity.dtype_bytes > 1 else []
-    cures = [f"take {_one_of(larger)}"] if larger else []
+    cures = [*own, *([f"take {_one_of(larger)}"] if larger else [])]
     if smaller:
         where = "here" if capacity.gpu.name in smaller else f"on {_one_of([n for n in smaller if n not in larger])}"
         cures.append(f"store the weights in 8 bits {where} (dtype_bytes=1)")

@@ -85,13 +85,15 @@ def _run(options: argparse.Namespace) -> int:
         raise CBServeError("--report and --no-report: give one of the two")
     if options.sweep is None and (options.jobs or options.cluster):
         raise CBServeError(f"{'--jobs' if options.jobs else '--cluster'} needs --sweep: one run is one process")
+    from cbserve.files import require_writable
+
+    if options.out is not None:
+        require_writable(options.out)
     report = options.report or (options.out.with_suffix(".html") if options.out and not options.no_report else None)
     if report is not None and report == options.out:
         raise CBServeError(f"--out and the report would both be {report}; name the one --out run.jsonl")
-    from cbserve.files import require_writable
-
-    for path in filter(None, (options.out, report)):
-        require_writable(path)
+    if report is not None:
+        require_writable(report)
     if options.sweep is not None:
         return _sweep(options, settings, report)
     return _single(options, settings, report)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.core.batching import Batching, ContinuousBatching, StaticBatching
+from cbserve.core.blocks import MOST_BLOCKS
+from cbserve.core.errors import InvalidRequestError
 from cbserve.core.metrics import mean, percentile
 from cbserve.core.policies import FCFS, Policy, Priority
 from cbserve.core.run_fold import RunFold
@@ -39,6 +41,7 @@ class Point:
     num_blocks: int
     room: str  # where the number of blocks comes from
     max_tokens: int | None
+    num_host_blocks: int
 
     def run(
         self,
@@ -49,8 +52,6 @@ class Point:
         """Simulate it, keeping no trace. Arguments and errors are those of `simulate`."""
         settings, cost = self.settings, self.device.cost
         policy: Policy = Priority() if settings.policy == "priority" else FCFS()
-        swap_bytes = (settings.swap_space or SWAP_GIB) * 2**30 if settings.preemption == "swap" else 0
-        block_bytes = cost.model.block_bytes(settings.block_size, self.device.kv_dtype_bytes)
         work = Work(cost)
         simulation = simulate(
             self.workload,
@@ -61,7 +62,7 @@ class Point:
             policy,
             enable_prefix_caching=settings.prefix_caching,
             preemption=settings.preemption,
-            num_host_blocks=int(swap_bytes // block_bytes),
+            num_host_blocks=self.num_host_blocks,
             max_tokens=self.max_tokens,
             max_model_len=self.device.max_model_len,
             keep_trace=False,
@@ -104,7 +105,7 @@ def prepare(settings: Settings) -> Point:
 
     Raises:
         CBServeError: model, GPU or trace is not there or not as it should be; the weights do not fit (with the
-            arithmetic); the rate cannot be scaled.
+            arithmetic); the rate cannot be scaled; the swap space holds no block, or too many.
     """
     device = device_of(settings)
     budget, rows = CHUNK.get(settings.batching, 2048), MAX_NUM_SEQS
@@ -123,11 +124,27 @@ def prepare(settings: Settings) -> Point:
     num_blocks, room = settings.num_blocks, "as given"
     if num_blocks is None:
         num_blocks, room = device.room(settings.utilization or UTILIZATION, budget, rows, settings.block_size)
+    num_host_blocks = _host_blocks(settings, device) if settings.preemption == "swap" else 0
     workload = workload_of(settings)
     max_tokens = settings.max_tokens
     if max_tokens is None and settings.batching == "static":  # else a batch would reserve the whole pool for one
         max_tokens = max(job.num_output_tokens for job in workload.jobs)
-    return Point(settings, workload, device, batching, num_blocks, room, max_tokens)
+    return Point(settings, workload, device, batching, num_blocks, room, max_tokens, num_host_blocks)
+
+
+def _host_blocks(settings: Settings, device: Device) -> int:
+    space, block_bytes = (
+        settings.swap_space or SWAP_GIB,
+        device.cost.model.block_bytes(settings.block_size, device.kv_dtype_bytes),
+    )
+    num_blocks = space * 2**30 / block_bytes
+    if not 1 <= num_blocks <= MOST_BLOCKS:
+        least, most = (number * block_bytes / 2**30 for number in (1, MOST_BLOCKS))
+        raise InvalidRequestError(
+            f"swap_space={space:g}: must be at least {least:.3g} and at most {most:.3g} GiB, which hold 1 and "
+            f"{MOST_BLOCKS:,} blocks of {block_bytes:,} bytes"
+        )
+    return int(num_blocks)
 
 
 def workload_of(settings: Settings) -> Workload:

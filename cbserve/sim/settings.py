@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, NoReturn
 
+from cbserve.core.given import short
 from cbserve.core.run_fold import LIMITS
 from cbserve.errors import CBServeError
 from cbserve.hardware.gpus import SHORT_NAMES
@@ -30,31 +31,32 @@ def _number(text: str, kind: Callable[[str], float], fits: Callable[[Any], bool]
         value = kind(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and fits(value)):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be {rule}")
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{short(text)}: must be {rule}")
     return value
 
 
-def count(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 1, "a whole number of at least 1"))
+def _whole(least: int, most: int, more: str = "") -> Callable[[str], int]:
+    rule = f"{more}a whole number of at least {least} and at most {most:,}"
+    return lambda text: int(_number(text, int, lambda value: least <= value <= most, rule))
+
+
+count = _whole(1, 10**12)
+num_requests = _whole(1, 10**7)  # some 10 GB of memory
+whole = _whole(0, 10**18)
 
 
 def weight_bytes(text: str) -> float:
     """4 bits, or whole bytes."""
-    rule = "0.5 or a whole number of at least 1"
-    return 0.5 if text in ("0.5", ".5") else int(_number(text, int, lambda value: value >= 1, rule))
-
-
-def whole(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 0, "a whole number of at least 0"))
+    return 0.5 if text in ("0.5", ".5") else _whole(1, 8, "0.5 or ")(text)
 
 
 def positive(text: str) -> float:
-    return float(_number(text, float, lambda value: value > 0, "a number above 0"))
+    return float(_number(text, float, lambda value: 0 < value < math.inf, "a number above 0"))
 
 
 def seconds(text: str) -> float:
-    return float(_number(text, float, lambda value: value >= 0, "a number of seconds of at least 0"))
+    return float(_number(text, float, lambda value: 0 <= value < math.inf, "a number of seconds of at least 0"))
 
 
 def share(text: str) -> float:
@@ -97,7 +99,7 @@ class Settings:
 
     trace: str | None = _option(str, None, "Azure CSV, Mooncake JSONL or vLLM bench file, .gz too; or a URL", (), False)
     workload: str | None = _option(str, None, "without a trace: a synthetic twin (azure-conv)", WORKLOADS)
-    requests: int | None = _option(count, None, "requests of the twin (1000)")
+    requests: int | None = _option(num_requests, None, "requests of the twin (1000)")
     seed: int | None = _option(whole, None, "of the twin (0)")
     limit: int | None = _option(count, None, "only the first LIMIT requests")
     rate: float | None = _option(positive, None, "requests a second: arrival times are scaled to it")
@@ -121,7 +123,7 @@ class Settings:
         weight_bytes, None, "bytes of a weight: 0.5, 1, 2 or 4; FLOP/s stay those of 16 bits (2)"
     )
     kv_dtype_bytes: int | None = _option(
-        count, None, "bytes of a value in the KV cache (those of a weight; 2 where that has less than 1)"
+        _whole(1, 8), None, "bytes of a value in the KV cache (those of a weight; 2 where that has less than 1)"
     )
     batching: str = _option(
         str, "mixed", "; ".join(f"{name}: {what}" for name, what in BATCHINGS.items()), tuple(BATCHINGS)

@@ -53,7 +53,7 @@ def read_lines(source: Source) -> Iterator[tuple[int, str, bool]]:
         raise TraceFileError(f"{source}, after line {number}: the .gz file is damaged ({error})") from None
     except UnicodeDecodeError:
         raise TraceFileError(f"{source}, line {number}: is no UTF-8 text; give a .csv or .jsonl, or its .gz") from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a null in the name, a bad address
         raise TraceFileError(f"{source}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not found:
         raise TraceFileError(f"{source}: is empty")

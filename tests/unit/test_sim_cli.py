@@ -301,6 +301,44 @@ def test_bad_input_is_one_message_and_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--overhead", "1e308"], "look at --overhead, efficiencies and peaks"),
+        (["--overhead", "1e20"], "a step of 1e+20 s brings the clock to"),
+        (["--eff-compute", "1e-300"], "look at --overhead, efficiencies"),
+        (["--rate", "1e-300"], "would take centuries"),
+        (["--chunk", "1000000000"], "give a step fewer tokens (--chunk)"),
+        *(
+            (["--preemption", "swap", "--swap-space", space], "--swap-space " + said)
+            for space, said in (
+                ("1e-9", "1e-09: must be at least 0.00195 and at most"),
+                ("1e308", "1e+308: must be at"),
+            )
+        ),
+    ],
+)
+def test_numbers_beyond_what_can_be_simulated_are_refused_by_name(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*FEW, *arguments, "--out", str(tmp_path / "run.jsonl")]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.out == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--gpu", "--model", "--trace", "--out", "--report"])
+@pytest.mark.parametrize("name", [300 * "x", 300 * "x" + ".json", "a\0b", "/", "a/../" + 300 * "x"])
+def test_a_name_that_no_file_can_have_is_refused_by_name(
+    option: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    traffic = [] if option == "--trace" else ["--requests", "5"]
+    assert cli.main(["sim", *traffic, option, name]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and (name[:40] in error or repr(name)[1:-1] in error)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("option", [["--chunk", "0"], ["--slo", "ttft"], ["--batching", "magic"], ["--rate", "fast"]])
 def test_bad_values_are_bad_usage(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -33,6 +33,10 @@ def test_values_are_read(name: str, text: str, value: object) -> None:
     ("name", "text", "said"),
     [
         ("chunk", "0", "chunk='0': must be a whole number of at least 1"),
+        ("chunk", "9" * 400, "of at least 1 and at most 1,000,000,000,000"),
+        ("requests", "1" + 30 * "0", "and at most 10,000,000"),
+        ("seed", "9" * 5000, "must be a whole number of at least 0"),
+        ("kv_dtype_bytes", "16", "at most 8"),
         ("chunk", "many", "must be a whole number"),
         ("chunk", "2.5", "must be a whole number"),
         ("dtype_bytes", "0.3", "0.5 or a whole number of at least 1"),
