@@ -81,8 +81,9 @@ def write_whole(path: str | os.PathLike[str], text: str, error: type[CBServeErro
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, TypeError, ValueError) as cause:
+        why = getattr(cause, "strerror", None) or cause
         raise error(
-            f"cannot write to {path!r} ({cause}); give the path of a file in a folder that exists and can be written"
+            f"cannot write to {str(path)!r} ({why}); give the path of a file in a folder that exists and can be written"
         ) from cause
 
 

@@ -242,7 +242,13 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     run = read_requests(options.requests, options.clock)
     settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
     csv = options.timeseries or beside(options.requests, "timeseries.csv")
-    measured = read_series(csv) if options.timeseries or Path(csv).is_file() else None
+    measured = read_series(csv) if options.timeseries or os.path.isfile(csv) else None
+    if options.charts:  # before minutes are spent
+        if measured is None:
+            raise CBServeError(f"--charts draws the state over time, and there is no {csv}; give it with --timeseries")
+        _make_folder(options.charts)
+    if options.out:
+        require_writable(Path(options.out))
     name = os.path.basename(options.requests)
     if options.constants:
         fit = compare(run, settings, load_calibration(options.constants))
@@ -263,9 +269,13 @@ def _calibrate_from(options: argparse.Namespace) -> int:
         for name, (error, chart) in series_charts(measured, fit.answered, settings).items():
             print(f"{name}: mean |difference| {error:.3g} at {len(measured.times_s)} moments")
             if options.charts:
-                folder = Path(options.charts)
-                folder.mkdir(parents=True, exist_ok=True)
-                chart.save(folder / f"{name}.svg")
-    elif options.charts:
-        raise CBServeError(f"--charts draws the state over time, and there is no {csv}; give it with --timeseries")
+                chart.save(Path(options.charts, f"{name}.svg"))
     return 0
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CBServeError(f"--charts: cannot make the folder {path!r} ({why}); give another") from None

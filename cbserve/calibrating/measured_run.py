@@ -13,22 +13,23 @@ user waits, and the simulation itself makes it wait for the step that runs. By q
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from cbserve.core import given
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
+from cbserve.core.given import short
 from cbserve.core.metrics import percentile
 from cbserve.core.trace import StepEvent
 from cbserve.errors import CBServeError
 from cbserve.executors.simulated import CostModel
+from cbserve.files import read_object
 from cbserve.hardware.gpus import GPUS, Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
 from cbserve.hardware.models import MODELS, ModelShape, model_shape
@@ -37,6 +38,7 @@ from cbserve.simulation import Simulation, simulate
 from cbserve.workloads.measured import MeasuredRun
 
 SERIES = ("running", "waiting", "kv_cache_pct")
+_LARGEST = 1e10  # seconds, sequences or per cent
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "auto": 2}
 
 
@@ -68,10 +70,7 @@ def read_settings(path: str | os.PathLike[str], model: str | None = None, gpu: s
     Raises:
         RunFileError: names the file and the key that is missing or of a wrong kind, or what the tables lack.
     """
-    try:
-        meta = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunFileError(f"{path} cannot be read ({error}); give the run's meta.json with --meta") from error
+    meta = read_object(path, RunFileError, "give the run's meta.json with --meta")
 
     def get(*keys: str, kind: type = int) -> Any:
         value: Any = meta
@@ -123,6 +122,9 @@ def _gpu_of(name: str, hardware: Mapping[str, Any]) -> Gpu:
     chips = [gpu for gpu in GPUS.values() if set(re.findall(r"[a-z0-9]+", gpu.name.lower().split("-")[0])) & set(words)]
     chips = [gpu for gpu in chips if not gpu.name.startswith("RTX") or gpu.name.split()[1] in words]
     memory = hardware.get("device_total_memory_bytes") or 0
+    given.number(
+        "hardware.device_total_memory_bytes", memory, lambda v: 0 <= v < 1e15, "a number of bytes of at least 0"
+    )
     is_pcie = "pcie" in words
     if not chips:
         raise InvalidRequestError(f"device_name={name!r} is not in the table of GPUs")
@@ -136,6 +138,18 @@ class Answered:
     simulation: Simulation
     ttft_s: tuple[float, ...]
     e2e_s: tuple[float, ...]
+
+
+def require_times(run: MeasuredRun) -> None:
+    """Raises RunFileError: a time that predictions are compared with is 0, or no answer tells what a decode takes."""
+    for index, ttft in enumerate(run.ttft_s):
+        if ttft <= 0:
+            raise RunFileError(f"request {index} (by arrival) has its first token at its arrival: no step takes 0 s")
+    if not any(run.tpot_s):
+        raise RunFileError(
+            "no answer of the run takes time after its first token, so nothing tells what a decode step takes; give a "
+            "run with answers of two tokens or more"
+        )
 
 
 def serve_again(run: MeasuredRun, settings: RunSettings, cost: CostModel, keep_trace: bool = False) -> Answered:
@@ -218,11 +232,13 @@ def read_series(path: str | os.PathLike[str]) -> Series:
     """The timeseries.csv of a run; its `t` is taken to count from the first arrival.
 
     Raises:
-        RunFileError: names file and line: a column is missing, or a value is no number.
+        RunFileError: names file and line: a column is missing, a value is no number or out of range, or `t` runs
+            backwards.
     """
     columns: dict[str, list[float]] = {name: [] for name in ("t", *SERIES)}
+    least = dict.fromkeys(SERIES, 0.0)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in columns if name not in (reader.fieldnames or ())]
             if missing:
@@ -233,11 +249,14 @@ def read_series(path: str | os.PathLike[str]) -> Series:
                         value = float(row[name])
                     except (TypeError, ValueError):
                         value = math.nan
-                    if not math.isfinite(value):
-                        raise RunFileError(f"{path}, line {reader.line_num}: {name}={row[name]!r} is no number")
+                    low = least.get(name, values[-1] if values else -_LARGEST)  # t must not run backwards
+                    if not low <= value <= _LARGEST:
+                        why = f"must be a number from {low:g} to {_LARGEST:g}"
+                        raise RunFileError(f"{path}, line {reader.line_num}: {name}={short(row[name])}: {why}")
                     values.append(value)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RunFileError(f"{path} cannot be read ({error}); give the run's timeseries.csv") from error
+    except (OSError, ValueError, csv.Error) as error:  # ValueError: no UTF-8, or a null in the name
+        why = getattr(error, "strerror", None) or error
+        raise RunFileError(f"{path} cannot be read ({why}); give the run's timeseries.csv") from error
     if not columns["t"]:
         raise RunFileError(f"{path} has no rows")
     return Series(tuple(columns.pop("t")), {name: tuple(values) for name, values in columns.items()})

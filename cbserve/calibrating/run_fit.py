@@ -19,6 +19,7 @@ from cbserve.calibrating.measured_run import (
     agreement,
     mean_errors,
     median_errors,
+    require_times,
     series_of,
     serve_again,
 )
@@ -63,8 +64,9 @@ def fit_run(
         progress: called with the number of simulations so far.
 
     Raises:
-        RunFileError: a request cannot be served with these settings.
+        RunFileError: a request cannot be served with these settings, or took no time.
     """
+    require_times(run)
     base = Roofline.on(settings.gpu, settings.model, dtype_bytes=settings.dtype_bytes, block_size=settings.block_size)
     measured = np.log([*run.ttft_s, *run.e2e_s])
     count = 0
@@ -105,7 +107,7 @@ def compare(run: MeasuredRun, settings: RunSettings, calibration: Calibration) -
     """The run simulated with the constants of `calibration`, beside what was measured.
 
     Raises:
-        RunFileError: a request cannot be served with these settings.
+        RunFileError: a request cannot be served with these settings, or took no time.
         CalibrationError: the constants are of another model or device.
     """
     for name, theirs, ours in (
@@ -114,6 +116,7 @@ def compare(run: MeasuredRun, settings: RunSettings, calibration: Calibration) -
     ):
         if theirs != ours:
             raise CalibrationError(f"the constants are of {name} {theirs}, the run of {ours}; fit them to this run")
+    require_times(run)
     answered = serve_again(run, settings, calibration.cost(), keep_trace=True)
     return RunFit(calibration, tuple(agreement(run, answered)), median_errors(run, answered), answered)
 

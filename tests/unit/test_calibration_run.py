@@ -15,6 +15,7 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,11 @@ def meta_file(tmp_path: Path, **changes: object) -> Path:
         ({"model": "acme/Nano-1B"}, "'acme/Nano-1B' is not in the table.*--model"),
         ({"hardware__device_name": "AMD Instinct MI300X"}, "MI300X' is not in the table"),
         ({"hardware": None}, "hardware.device_name=None"),
+        (
+            {"hardware__device_total_memory_bytes": "24 GB"},
+            "hardware.device_total_memory_bytes='24 GB': must be a number",
+        ),
+        ({"hardware__device_total_memory_bytes": 10**400}, "must be a number of bytes"),
     ],
 )
 def test_a_key_that_is_wrong_is_named(tmp_path, change, words):
@@ -265,8 +271,11 @@ def test_a_driver_s_name_is_found_in_the_table(tmp_path, name, gigabytes, expect
     ("text", "words"),
     [
         ("t,running,waiting\n1,2,3\n", "line 1: no column kv_cache_pct"),
-        ("t,running,waiting,kv_cache_pct\n1,2,3,4\n2,x,3,4\n", "line 3: running='x' is no number"),
+        ("t,running,waiting,kv_cache_pct\n1,2,3,4\n2,x,3,4\n", "line 3: running='x': must be a number from 0 to"),
         ("t,running,waiting,kv_cache_pct\n1,2\n", "line 2: waiting=None"),
+        ("t,running,waiting,kv_cache_pct\n1,2,3,-4\n", "line 2: kv_cache_pct='-4': must be a number from 0"),
+        ("t,running,waiting,kv_cache_pct\n1,2,3,1e300\n", "line 2: kv_cache_pct='1e300': must be .* to 1e\\+10"),
+        ("t,running,waiting,kv_cache_pct\n5,2,3,4\n3,2,3,4\n", "line 3: t='3': must be a number from 5"),
         ("t,running,waiting,kv_cache_pct\n", "has no rows"),
         ("", "line 1: no column t"),
     ],
@@ -286,12 +295,40 @@ def test_a_series_that_is_wrong_names_its_line(tmp_path, text, words):
         (["--gpu", "gtx-1080"], "gtx-1080"),
         (["--model", "gpt-9"], "gpt-9"),
         (["--constants", "missing.json"], "there is no calibration at missing.json"),
+        (["--timeseries", "a\0b"], "cannot be read (embedded null"),
+        (["--out", "missing/x.json"], "there is no folder missing"),
+        (["--charts", "a\0b"], "cannot make the folder"),
     ],
 )
 def test_bad_arguments_are_one_line(other, capsys, arguments, words):
     assert main(["calibrate", "--from", str(other / "x.requests.jsonl"), *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"output_toks": 1}, "no answer of the run takes time after its first token"),
+        ({"last_token_ts": 101.0}, "no answer of the run takes time after its first token"),
+        (dict.fromkeys(("scheduled_ts", "first_token_ts"), 100.0), "has its first token at its arrival"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--constants", "c.json"]])
+def test_a_run_that_tells_nothing_of_a_step_is_refused_before_it_is_fitted(
+    other, change, words, more, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    stamps = {"queued_ts": 100.0, "scheduled_ts": 100.5, "first_token_ts": 101.0, "last_token_ts": 102.0}
+    row = {"input_toks": 100, "output_toks": 20, "arrival_time": 1.7e9} | stamps | change
+    Path("r.jsonl").write_text(4 * f"{json.dumps(row)}\n")
+    if more:
+        settings = read_settings(other / "x.meta.json")
+        fitted = replace(load_calibration(CONSTANTS), model=settings.model, device=settings.gpu.name)
+        fitted.save("c.json")
+    out = [] if more else ["--out", "out.json"]
+    assert main(["calibrate", "--from", "r.jsonl", "--meta", str(other / "x.meta.json"), *out, *more]) == 2
+    assert words in capsys.readouterr().err and not Path("out.json").exists()
 
 
 def test_a_request_that_the_run_could_not_serve(other, tmp_path):
