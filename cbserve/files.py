@@ -16,7 +16,7 @@ from cbserve.errors import CBServeError
 
 def cache_folder() -> Path:
     """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`."""
-    return Path(os.environ.get("CBSERVE_HOME") or Path.home() / ".cache" / "cbserve").expanduser()
+    return Path(os.path.expanduser(os.environ.get("CBSERVE_HOME") or "~/.cache/cbserve"))
 
 
 def read_object(path: str | os.PathLike[str], error: type[CBServeError], cure: str) -> dict[str, Any]:

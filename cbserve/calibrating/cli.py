@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cbserve.errors import CBServeError
 from cbserve.files import require_writable
+from cbserve.sim.settings import count, positive, whole
 
 if TYPE_CHECKING:
     from cbserve.calibrating.measured_run import Agreement
@@ -27,6 +28,7 @@ _FITTED = ("", "measured", "fitted", "error", "target", "within")  # to these ve
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "cbserve calibrate [OPTION ...]; cbserve calibrate --help lists the options"
     _add_model(parser)
     _add_measuring(parser)
     parser.add_argument("--from", dest="requests", metavar="REQUESTS.jsonl", help="fit this run of vLLM instead")
@@ -48,12 +50,17 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_twin_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--requests", type=int, default=40, help="default 40")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, help="requests a second; default: 70 %% of what the machine could serve")
-    parser.add_argument("--slots", type=int, default=8, help="sequences that run at a time, default 8")
-    parser.add_argument("--chunk", type=int, default=256, help="token budget of a step, default 256")
-    parser.add_argument("--repeat", type=int, default=1, help="run so often and compare with the median")
+    parser.usage = (
+        "cbserve twin [OPTION ...]; cbserve twin --help lists the options"  # a bad value is one line below it
+    )
+    parser.add_argument("--requests", type=whole(2, 10**5), default=40, help="default 40")
+    parser.add_argument("--seed", type=whole(0, 10**18), default=0)
+    parser.add_argument(
+        "--rate", type=positive, help="requests a second; default: 70 %% of what the machine could serve"
+    )
+    parser.add_argument("--slots", type=count, default=8, help="sequences that run at a time, default 8")
+    parser.add_argument("--chunk", type=count, default=256, help="token budget of a step, default 256")
+    parser.add_argument("--repeat", type=whole(1, 1000), default=1, help="run so often and compare with the median")
     parser.add_argument("--calibrate", action="store_true", help="measure the machine anew, whatever there is")
     _add_measuring(parser)
     parser.add_argument("--out", metavar="FILE.svg", help="write the picture")
@@ -65,7 +72,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument("--budget", type=positive, default=40.0, metavar="SECONDS", help="time to measure, default 40")
     parser.add_argument(
         "--cpu-time", action="store_true",
         help="one thread, and its CPU time in place of the clock on the wall: for a machine that others use; a "
@@ -91,8 +98,6 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 
 def run_twin(options: argparse.Namespace) -> int:
-    if options.repeat < 1:
-        raise CBServeError(f"--repeat {options.repeat}: run at least once")
     if options.out:
         require_writable(Path(options.out))
     from cbserve.calibrating.advice import verdict

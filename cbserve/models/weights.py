@@ -86,8 +86,8 @@ def _open(name_or_folder: str | os.PathLike[str], seed: int) -> tuple[ModelConfi
     else:
         if not isinstance(name_or_folder, str | os.PathLike):
             raise ModelError(f"model={name_or_folder!r}: must be a model's name or a folder")
-        folder = Path(name_or_folder).expanduser()
-        if not folder.is_dir():
+        folder = Path(os.path.expanduser(name_or_folder))
+        if not os.path.isdir(folder):
             names = ", ".join(f'"{name}"' for name in [*SOURCES, "tiny"])
             raise ModelError(
                 f"{str(name_or_folder)!r} is neither a model's name ({names}) nor a folder; check the spelling"

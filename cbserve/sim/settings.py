@@ -36,19 +36,19 @@ def _number(text: str, kind: Callable[[str], float], fits: Callable[[Any], bool]
     return value
 
 
-def _whole(least: int, most: int, more: str = "") -> Callable[[str], int]:
+def whole(least: int, most: int, more: str = "") -> Callable[[str], int]:
     rule = f"{more}a whole number of at least {least} and at most {most:,}"
     return lambda text: int(_number(text, int, lambda value: least <= value <= most, rule))
 
 
-count = _whole(1, 10**12)
-num_requests = _whole(1, 10**7)  # some 10 GB of memory
-whole = _whole(0, 10**18)
+count = whole(1, 10**12)
+num_requests = whole(1, 10**7)  # some 10 GB of memory
+seed = whole(0, 10**18)
 
 
 def weight_bytes(text: str) -> float:
     """4 bits, or whole bytes."""
-    return 0.5 if text in ("0.5", ".5") else _whole(1, 8, "0.5 or ")(text)
+    return 0.5 if text in ("0.5", ".5") else whole(1, 8, "0.5 or ")(text)
 
 
 def positive(text: str) -> float:
@@ -100,7 +100,7 @@ class Settings:
     trace: str | None = _option(str, None, "Azure CSV, Mooncake JSONL or vLLM bench file, .gz too; or a URL", (), False)
     workload: str | None = _option(str, None, "without a trace: a synthetic twin (azure-conv)", WORKLOADS)
     requests: int | None = _option(num_requests, None, "requests of the twin (1000)")
-    seed: int | None = _option(whole, None, "of the twin (0)")
+    seed: int | None = _option(seed, None, "of the twin (0)")
     limit: int | None = _option(count, None, "only the first LIMIT requests")
     rate: float | None = _option(positive, None, "requests a second: arrival times are scaled to it")
     max_tokens: int | None = _option(count, None, "most tokens of an answer")
@@ -123,7 +123,7 @@ class Settings:
         weight_bytes, None, "bytes of a weight: 0.5, 1, 2 or 4; FLOP/s stay those of 16 bits (2)"
     )
     kv_dtype_bytes: int | None = _option(
-        _whole(1, 8), None, "bytes of a value in the KV cache (those of a weight; 2 where that has less than 1)"
+        whole(1, 8), None, "bytes of a value in the KV cache (those of a weight; 2 where that has less than 1)"
     )
     batching: str = _option(
         str, "mixed", "; ".join(f"{name}: {what}" for name, what in BATCHINGS.items()), tuple(BATCHINGS)

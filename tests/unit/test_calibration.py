@@ -390,7 +390,6 @@ def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
         (["--charts", "."], "--charts belongs to --from"),
         (["--cpu-time", "--from", "x.jsonl"], "--cpu-time is of a measurement of this machine"),
         (["--model", "no-such-model"], "no-such-model"),
-        (["--model", "tiny", "--budget", "0"], "above 0"),
         (["--from", "missing.jsonl"], "missing.jsonl"),
     ],
 )

@@ -200,16 +200,25 @@ def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--repeat", "0"], "run at least once"),
-        (["--requests", "1"], "at least 2"),
-        (["--rate", "0"], "above 0"),
+        (["--repeat", "0"], "argument --repeat: '0': must be a whole number of at least 1 and at most 1,000"),
+        (["--requests", "1"], "argument --requests: '1': must be a whole number of at least 2"),
+        (["--requests", 30 * "9"], "and at most 100,000"),
+        (["--rate", "0"], "argument --rate: '0': must be a number above 0"),
+        (["--rate", "nan"], "argument --rate: 'nan': must be a number above 0"),
+        (["--slots", "0"], "argument --slots: '0'"),
+        (["--budget", "1e400"], "argument --budget: '1e400': must be a number above 0"),
         (["--out", "/no/such/folder/x.svg"], "/no/such/folder"),
+        (["--model", 300 * "x"], "is neither a model's name"),
+        (["--model", "~nobody/x"], "is neither a model's name"),
     ],
 )
 def test_bad_arguments_are_one_line(home, capsys, arguments, words):
-    assert main(["twin", "--model", "tiny", "--requests", "4", "--budget", "0.1", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert words in error and "Traceback" not in error
+    try:
+        code = main(["twin", "--model", "tiny", "--requests", "4", "--budget", "0.1", *arguments])
+    except SystemExit as bad_usage:
+        code = bad_usage.code
+    *usage, error = capsys.readouterr().err.splitlines()
+    assert code == 2 and words in error and len(usage) <= 1
 
 
 def test_an_engine_in_use_is_not_calibrated(tiny):
