@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby, islice, pairwise
 from statistics import median
@@ -53,8 +53,9 @@ def read_trace(source: Source, limit: int | None = None) -> Workload:
 def read_azure(source: Source, limit: int | None = None) -> Workload:
     """An Azure LLM inference trace (2023 or 2024): a path or URL of a .csv or .csv.gz. Prompts share nothing.
 
-    Times count from the first arrival, to the microsecond. A file that is cut within the last number of its last line
-    cannot be told from a whole one, because the published files end without a line feed too.
+    Times count from the first arrival, to the microsecond. A plain file that is cut within its last number cannot be
+    told from a whole one, because the published files end without a line feed too: it is read, and `note` says so. A
+    .gz and a URL tell by themselves whether they are whole.
 
     Args:
         limit: read only so many requests.
@@ -65,7 +66,15 @@ def read_azure(source: Source, limit: int | None = None) -> Workload:
     """
     if limit is not None:
         given.integer("limit", limit, 1, ", or None")
-    lines = read_lines(source)
+    ends_whole = True
+
+    def seen() -> Iterator[tuple[int, str, bool]]:
+        nonlocal ends_whole
+        for line in read_lines(source):
+            ends_whole = line[2]
+            yield line
+
+    lines = seen()
     header = next(rows_of(source, lines, _azure_header))
     first: datetime | None = None
     before = 0.0, ""
@@ -94,7 +103,9 @@ def read_azure(source: Source, limit: int | None = None) -> Workload:
     if not jobs:
         raise TraceFileError(f"{source}, after line 1: has a header but no rows")
     origin = "in the format of the Azure LLM inference traces, https://github.com/Azure/AzurePublicDataset, CC-BY-4.0"
-    return Workload(_stem(source), jobs, f"{_name(source)}, {origin}", _limited(jobs, limit))
+    open_end = "" if ends_whole else "the last line has no line feed, so its answer may be longer if the file was cut"
+    note = "; ".join(filter(None, (_limited(jobs, limit), open_end)))
+    return Workload(_stem(source), jobs, f"{_name(source)}, {origin}", note)
 
 
 def _azure_header(text: str) -> list[str]:

@@ -27,7 +27,8 @@ class TraceFileError(CBServeError, ValueError):
 
 
 def read_lines(source: Source) -> Iterator[tuple[int, str, bool]]:
-    """(number from 1, text, does it end as a line should) of all lines that are not blank.
+    """(number from 1, text, is it known to be whole) of all lines that are not blank. A last line without a line feed
+    is whole where the file is: a .gz has a check sum, an answer of a server a length.
 
     A URL (http, https, file) is fetched whole; a file here is read as it is needed.
 
@@ -44,7 +45,7 @@ def read_lines(source: Source) -> Iterator[tuple[int, str, bool]]:
                 if not found and text.startswith("<"):
                     raise TraceFileError(f"{source}, line {number}: is a web page (HTML); take the raw file's address")
                 found = True
-                yield number, text, line.endswith(b"\n")
+                yield number, text, line.endswith(b"\n") or not isinstance(file, io.BufferedReader)
     except EOFError:
         raise TraceFileError(
             f"{source}, after line {number}: the .gz file ends early, it is cut: fetch it again"

@@ -65,8 +65,21 @@ def test_azure(write: Write) -> None:
     assert [job.arrival_s for job in workload.jobs] == pytest.approx([0.0, 4.314579, 4.541877], abs=2e-6)
     assert [(len(job.prompt), job.num_output_tokens) for job in workload.jobs] == [(374, 44), (396, 109), (879, 55)]
     assert workload.jobs[0].prompt[-1] < workload.jobs[1].prompt[0]
-    assert (workload.name, workload.note) == ("conv", "")
+    assert workload.name == "conv"
     assert "conv.csv" in workload.source and "CC-BY-4.0" in workload.source
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@pytest.mark.parametrize("pack", [str.encode, lambda text: gzip.compress(text.encode())], ids=["plain", "gz"])
+def test_an_azure_file_that_may_be_cut_within_its_last_number_is_noted(tmp_path: Path, cut: int, pack: Any) -> None:
+    """The published files end without a line feed, so it can be no error."""
+    text = HEADER + ROW + ROW.replace(ROW.split(",")[-1], "1234\n")
+    file = tmp_path / "azure.csv"
+    file.write_bytes(pack(text[: len(text) - cut]))
+    workload = read_azure(file)
+    assert workload.jobs[-1].num_output_tokens == int("1234"[: 5 - cut or 4][:4])
+    assert ("no line feed" in workload.note) == (cut > 0 and pack is str.encode)
+    assert read_azure(file, limit=1).note == "first 1 requests"
 
 
 def test_azure_finds_columns_by_name_and_takes_time_zones(write: Write) -> None:
