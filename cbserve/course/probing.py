@@ -187,7 +187,7 @@ def _calibrations() -> dict[str, Any]:
 
 def _existing(folder: Path) -> Path:
     """The nearest folder that exists: `folder` itself or one above it."""
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 
@@ -203,6 +203,10 @@ def _short(path: Path) -> str:
 def _write_error(home: Path) -> str:
     """Why `home` cannot be made or written, or nothing. Makes no folder: looks at the nearest one that exists."""
     there = _existing(home)
+    try:
+        home.exists()
+    except OSError as error:  # its name is too long, say
+        return error.strerror or str(error)
     if not there.is_dir():
         return f"{there} is a file"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"no permission to write in {there}"

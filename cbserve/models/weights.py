@@ -56,8 +56,8 @@ def export_model(name_or_folder: str | os.PathLike[str], folder: str | os.PathLi
 
     It appears in one rename, or not at all. Raises `ModelError` if `folder` exists and is not an empty directory.
     """
-    target = Path(folder).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    target = Path(os.path.expanduser(folder)).absolute()
+    if os.path.exists(target) and (not target.is_dir() or any(target.iterdir())):
         raise ModelError(f"{target} exists and is not an empty folder; export to another one, or empty it first")
     config, weights, tokenizer = _open(name_or_folder, seed)
     try:

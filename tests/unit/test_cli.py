@@ -287,6 +287,27 @@ def test_demo_wants_whole_numbers(value, capsys):
     assert "give a whole number of at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["model", "export", 300 * "x", "--model", "tiny"],
+        ["model", "export", "~nobody/x", "--model", 300 * "x"],
+        ["generate", "Hi", "--model", 300 * "x"],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and 300 * "x" in error and not list(tmp_path.iterdir())
+
+
+def test_the_doctor_says_that_the_name_of_the_cache_folder_is_too_long(monkeypatch, capsys):
+    monkeypatch.setenv("CBSERVE_HOME", 300 * "x")
+    assert cli.main(["doctor"]) == 1
+    assert "cannot be written: File name too long" in " ".join(capsys.readouterr().out.split())
+
+
 def test_exporting_below_a_file_names_the_cure(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CBServeError, match="export to another folder"):
