@@ -231,7 +231,9 @@ def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bo
 
 def _made(kind: type[Made], found: Any, name: str) -> Made:
     """What `found`, a JSON object, describes. Raises InvalidRequestError naming the key that is wrong."""
-    _require_keys(name, given.instance(name, found, dict, "an object"), [f.name for f in fields(kind)])
+    needed = [f.name for f in fields(kind) if f.compare]  # what makes no other model may be missing
+    also = [f.name for f in fields(kind) if not f.compare]
+    _require_keys(name, given.instance(name, found, dict, "an object"), needed, also)
     try:
         return kind(**found)
     except InvalidRequestError as error:

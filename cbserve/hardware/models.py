@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class ModelShape:
         mlp_matrices: 3 of hidden_size x ffn_size with a gate (SwiGLU: Shazeer, arXiv 2002.05202), 2 without (OPT, GPT).
         published_params: all parameters as their authors count them, with norms, biases and positions, which the
             formulas below leave out (less than 1 %); None: by formula.
+        max_position_embeddings: most tokens of prompt and answer that it was made for; None: not known.
 
     Raises:
         InvalidRequestError: a size is no whole number of at least 1, or another field is of a wrong kind.
@@ -46,6 +47,7 @@ class ModelShape:
     tie_word_embeddings: bool = False
     mlp_matrices: int = 3
     published_params: float | None = None
+    max_position_embeddings: int | None = field(default=None, compare=False)  # no FLOP and no byte follows from it
 
     def __post_init__(self) -> None:
         for name, kind in [(option.name, option.type) for option in fields(self)]:
@@ -58,6 +60,8 @@ class ModelShape:
             raise InvalidRequestError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
         if self.published_params is not None:
             given.positive("published_params", self.published_params)
+        if self.max_position_embeddings is not None:
+            given.integer("max_position_embeddings", self.max_position_embeddings, 1, most=_LARGEST)
 
     @property
     def layer_params(self) -> int:
@@ -164,9 +168,10 @@ def _from_mapping(config: Mapping[str, Any], name: str, source: str) -> ModelSha
             f"{source}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}; copy it again"
         )
     head_dim = size("head_dim", hidden // heads)
+    length = None if config.get("max_position_embeddings") is None else size("max_position_embeddings")
     return ModelShape(
         name, size("num_hidden_layers"), hidden, heads, kv_heads, head_dim, size("intermediate_size"),
-        size("vocab_size"), source, tie_word_embeddings=tied,
+        size("vocab_size"), source, tie_word_embeddings=tied, max_position_embeddings=length,
     )  # fmt: skip
 
 
@@ -177,20 +182,23 @@ _OPT = "Zhang et al., arXiv 2205.01068, table 1"
 
 def _opt(name: str, layers: int, hidden: int, heads: int, params: float) -> ModelShape:
     """Multi-head attention, an MLP of two matrices four times as wide, tied embeddings."""
-    return ModelShape(name, layers, hidden, heads, heads, 128, 4 * hidden, 50272, _OPT, True, 2, params)
+    return ModelShape(name, layers, hidden, heads, heads, 128, 4 * hidden, 50272, _OPT, True, 2, params, 2048)
 
 
 def _swiglu(
     name: str, layers: int, hidden: int, heads: int, kv: int, head_dim: int, ffn: int, vocab: int, params: float,
-    source: str, tied: bool = False,
+    length: int, source: str, tied: bool = False,
 ) -> ModelShape:  # fmt: skip
-    return ModelShape(name, layers, hidden, heads, kv, head_dim, ffn, vocab, source, tied, 3, params)
+    return ModelShape(name, layers, hidden, heads, kv, head_dim, ffn, vocab, source, tied, 3, params, length)
 
 
 def _hub(repository: str, reported: bool = False) -> str:
     return f"{'reported: ' if reported else ''}Hugging Face, {repository}, config.json"
 
 
+# The last number: positions. Llama 2: Touvron et al., arXiv 2307.09288, table 1; Llama 3.1: Grattafiori et al., arXiv
+# 2407.21783; TinyLlama: Zhang et al., arXiv 2401.02385; others: `max_position_embeddings` of their config.json, without
+# stretched rotary embeddings.
 # DeepSeek-V3 is not here: its latent attention caches one vector of 512 + 64 values for all heads, and a token visits a
 # few of its experts, so neither KV bytes nor FLOPs follow from these fields. Nor is Mixtral, for its experts.
 MODELS = {
@@ -199,29 +207,48 @@ MODELS = {
         _opt("OPT-13B", 40, 5120, 40, 12.85e9),
         _opt("OPT-66B", 64, 9216, 72, 65.7e9),
         _opt("OPT-175B", 96, 12288, 96, 175e9),
-        _swiglu("Llama-2-7B", 32, 4096, 32, 32, 128, 11008, 32000, 6.738e9, _VIDUR),
-        _swiglu("Llama-2-13B", 40, 5120, 40, 40, 128, 13824, 32000, 13.02e9, _VIDUR),
-        _swiglu("Llama-2-70B", 80, 8192, 64, 8, 128, 28672, 32000, 68.98e9, _VIDUR),
-        _swiglu("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, 8.030e9, _AICONFIGURATOR),
-        _swiglu("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256, 70.55e9, _AICONFIGURATOR),
-        _swiglu("Llama-3.1-405B", 126, 16384, 128, 8, 128, 53248, 128256, 405.8e9, _AICONFIGURATOR),
+        _swiglu("Llama-2-7B", 32, 4096, 32, 32, 128, 11008, 32000, 6.738e9, 4096, _VIDUR),
+        _swiglu("Llama-2-13B", 40, 5120, 40, 40, 128, 13824, 32000, 13.02e9, 4096, _VIDUR),
+        _swiglu("Llama-2-70B", 80, 8192, 64, 8, 128, 28672, 32000, 68.98e9, 4096, _VIDUR),
+        _swiglu("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, 8.030e9, 131072, _AICONFIGURATOR),
+        _swiglu("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256, 70.55e9, 131072, _AICONFIGURATOR),
+        _swiglu("Llama-3.1-405B", 126, 16384, 128, 8, 128, 53248, 128256, 405.8e9, 131072, _AICONFIGURATOR),
         # Without the sliding window of its first version.
-        _swiglu("Mistral-7B", 32, 4096, 32, 8, 128, 14336, 32000, 7.241e9, _hub("mistralai/Mistral-7B-v0.2", True)),
-        _swiglu("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151936, 0.494e9, _hub("Qwen/Qwen2.5-0.5B", True), True),
-        _swiglu("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, 7.615e9, _hub("Qwen/Qwen2.5-7B")),
-        _swiglu("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, 8.19e9, _AICONFIGURATOR),
-        # Heads x head_dim is 8192, not the hidden size.
-        _swiglu("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, 32.8e9, _AICONFIGURATOR),
-        _swiglu("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, 0.1345e9, _hub("HuggingFaceTB/SmolLM2-135M"), True),
         _swiglu(
-            "SmolLM2-360M", 32, 960, 15, 5, 64, 2560, 49152, 0.362e9, _hub("HuggingFaceTB/SmolLM2-360M", True), True
+            "Mistral-7B", 32, 4096, 32, 8, 128, 14336, 32000, 7.241e9, 32768, _hub("mistralai/Mistral-7B-v0.2", True)
         ),
-        _swiglu("TinyLlama-1.1B", 22, 2048, 32, 4, 64, 5632, 32000, 1.100e9, "TinyLlama, lit_gpt/config.py"),
+        _swiglu(
+            "Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151936, 0.494e9, 32768, _hub("Qwen/Qwen2.5-0.5B", True), True
+        ),
+        _swiglu("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, 7.615e9, 131072, _hub("Qwen/Qwen2.5-7B")),
+        _swiglu("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, 8.19e9, 40960, _AICONFIGURATOR),
+        # Heads x head_dim is 8192, not the hidden size.
+        _swiglu("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, 32.8e9, 40960, _AICONFIGURATOR),
+        _swiglu(
+            "SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, 0.1345e9, 8192, _hub("HuggingFaceTB/SmolLM2-135M"), True
+        ),
+        _swiglu(
+            "SmolLM2-360M",
+            32,
+            960,
+            15,
+            5,
+            64,
+            2560,
+            49152,
+            0.362e9,
+            8192,
+            _hub("HuggingFaceTB/SmolLM2-360M", True),
+            True,
+        ),
+        _swiglu("TinyLlama-1.1B", 22, 2048, 32, 4, 64, 5632, 32000, 1.100e9, 2048, "TinyLlama, lit_gpt/config.py"),
     )
 }
 
-_ALSO = {"llama-3-8b": "Llama-3.1-8B", "llama-3-70b": "Llama-3.1-70B"}  # 3.1 changed the rotary scaling, not the shape
-_BY_NAME = {name.lower(): shape for name, shape in MODELS.items()} | {k: MODELS[name] for k, name in _ALSO.items()}
+_BY_NAME = {name.lower(): shape for name, shape in MODELS.items()}
+for _size in ("8B", "70B"):  # 3.1 changed the rotary scaling, and so the length, not the shape
+    _llama_3_1 = MODELS[f"Llama-3.1-{_size}"]
+    _BY_NAME[f"llama-3-{_size}".lower()] = replace(_llama_3_1, name=f"Llama-3-{_size}", max_position_embeddings=8192)
 
 
 def model_shape(model: str | os.PathLike[str] | ModelShape) -> ModelShape:

@@ -9,13 +9,11 @@ from typing import Any
 
 from cbserve.calibration import calibration_path, load_calibration
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.given import integer
-from cbserve.errors import CBServeError, ModelError
-from cbserve.files import read_object
+from cbserve.errors import CBServeError
 from cbserve.hardware.capacity import CPU_KV_CACHE_BYTES, default_num_blocks, kv_capacity, peak_activation_bytes
 from cbserve.hardware.gpus import GPUS, Gpu
 from cbserve.hardware.gpus import gpu as find_gpu
-from cbserve.hardware.models import ModelShape, model_shape
+from cbserve.hardware.models import model_shape
 from cbserve.hardware.roofline import Roofline
 from cbserve.sim.settings import Settings
 
@@ -138,14 +136,7 @@ def _calibrated(settings: Settings, file: Path, given: dict[str, Any]) -> Device
 
 
 def _limited(device: Device) -> Device:
-    """With the length that its model was made for, where a config.json says it: the table has none."""
-    length = _max_position_embeddings(device.cost.model)
-    return device if length is None else replace(device, max_model_len=length, limit="by its config.json")
-
-
-def _max_position_embeddings(model: ModelShape) -> int | None:
-    if not os.path.isfile(model.source):
-        return None
-    config = read_object(model.source, ModelError, "give the path of a model's config.json")
-    length = config.get("max_position_embeddings")
-    return None if length is None else integer(f"{model.source}: max_position_embeddings", length, 1)
+    """With the length that its model was made for, where that is known."""
+    model = device.cost.model
+    limit = "by its config.json" if os.path.isfile(model.source) else f"what {model.name} was made for"
+    return replace(device, max_model_len=model.max_position_embeddings, limit=limit)

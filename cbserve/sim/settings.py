@@ -111,7 +111,9 @@ class Settings:
         "calibration, its model)",
     )
     max_model_len: int | None = _option(
-        count, None, "most tokens of prompt and answer together (what config.json or a calibration says; else no limit)"
+        count,
+        None,
+        "most tokens of prompt and answer together (what the model was made for, or its calibrated engine allowed)",
     )
     gpu: str = _option(
         str,

@@ -1,6 +1,7 @@
 """Sizes of public models, against values published by others, against the engine's own config, and from config.json."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -84,10 +85,21 @@ def test_the_formulas_are_the_engines():
     assert tiny.num_params == tiny.matrix_params == sum(rows * columns for rows, columns in matrices)
 
 
-@pytest.mark.parametrize("name", ["Llama-3.1-8B", "llama-3.1-8b", "LLAMA-3-8B"])
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "llama-3.1-8b", " LLAMA-3.1-8B"])
 def test_lookup_ignores_case(name):
     assert model_shape(name) is MODELS["Llama-3.1-8B"]
     assert model_shape(MODELS["Llama-3.1-8B"]) is MODELS["Llama-3.1-8B"]
+
+
+@pytest.mark.parametrize(("name", "length"), [("llama-3-8b", 8192), ("llama-3.1-8b", 131072), ("llama-3-70b", 8192)])
+def test_llama_3_has_the_shape_of_3_1_and_a_shorter_context(name, length):
+    shape = model_shape(name)
+    assert shape == replace(MODELS[shape.name.replace("3-", "3.1-")], name=shape.name)
+    assert shape.max_position_embeddings == length
+
+
+def test_every_model_of_the_table_says_how_long_a_context_it_was_made_for():
+    assert all(shape.max_position_embeddings >= 2048 for shape in MODELS.values())
 
 
 def test_an_unknown_name_is_answered_with_all_names():

@@ -73,9 +73,10 @@ def test_all_settings_are_told_as_they_are_used(capsys: pytest.CaptureFixture[st
     assert used | given == used
     assert used["model"] == "Llama-3.1-8B" and used["max_num_seqs"] == 256 and used["workload"] == "azure-conv"
     assert used["eff_memory"] == 0.65 and used["overhead"] == 0.0005 and used["utilization"] == 0.9
+    assert used["max_model_len"] == 131072
     assert used["num_blocks"] == said["numbers"]["num_blocks"] and used["dtype_bytes"] == used["kv_dtype_bytes"] == 2
     without = {name for name, value in used.items() if value is None}
-    assert without == {"trace", "limit", "max_tokens", "max_model_len", "batch_size", "swap_space"}
+    assert without == {"trace", "limit", "max_tokens", "batch_size", "swap_space"}
     assert "batching mixed, chunk 512, max-num-seqs 256, policy fcfs, prefix-caching on" in " ".join(
         said["assumptions"]
     )
@@ -140,10 +141,10 @@ def test_this_machine_is_as_it_was_calibrated(
         ({"threads": 2, "max_model_len": 2048}, [], 512_000_000 // block_bytes, "256 requests x 2,048 tokens and 512"),
         ({"threads": 2, "max_model_len": 2040}, ["--max-num-seqs", "3"], 3 * 128, "3 requests x 2,040 tokens and 512"),
         ({"threads": 2, "max_model_len": 800}, ["--batching", "static"], 32 * 50, "32 requests x 800 tokens and 512"),
-        ({"threads": 2}, [], 512_000_000 // block_bytes, "the engine's default on a CPU: 512 MB;"),
+        ({"threads": 2}, [], 512_000_000 // block_bytes, "256 requests x 32,768 tokens and 512 MB;"),
         (
             {"threads": 2, "max_model_len": 16}, ["--model", "llama-3.1-8b"],
-            512_000_000 // model_shape("llama-3.1-8b").block_bytes(16, 2), "on a CPU: 512 MB;",
+            512_000_000 // model_shape("llama-3.1-8b").block_bytes(16, 2), "256 requests x 131,072 tokens and 512 MB;",
         ),
     ):  # fmt: skip
         replace(calibration, environment=about).save()
@@ -217,7 +218,12 @@ def test_requests_beyond_the_length_of_the_model_are_refused(
         assert found["numbers"]["refused"] == num_longer > 0 and str(limit) in found["numbers"]["first_refusal"]
         assert said in " ".join(found["assumptions"]) and found["settings"]["max_model_len"] == limit
     assert cli.main(FEW) == 0
-    assert "Length: no limit (Llama-3.1-8B's is not known; --max-model-len sets one)" in capsys.readouterr().out
+    said = "at most 131,072 tokens of prompt and answer, what Llama-3.1-8B was made for"
+    assert said in capsys.readouterr().out
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main([*FEW, "--model", str(tmp_path)]) == 0
+    assert "no limit (" in (said := capsys.readouterr().out) and "--max-model-len sets one" in said
 
 
 def test_swapping_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:
