@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from cbserve.clock import VirtualClock
 from cbserve.core.batching import Batching, ContinuousBatching
@@ -29,6 +30,8 @@ from cbserve.outputs import RequestOutput
 from cbserve.viz.table import Table
 from cbserve.workloads.arrivals import ClosedLoop
 from cbserve.workloads.workload import Job, Workload
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +61,7 @@ class Simulation:
         return Table(["simulated", ""], self.summary.rows())
 
 
-def simulate(
+def simulating(
     workload: Workload | ClosedLoop,
     cost: CostModel,
     num_blocks: int,
@@ -77,8 +80,9 @@ def simulate(
     progress: Callable[[RequestOutput], None] | None = None,
     listeners: Iterable[Callable[[Event], None]] = (),
     meta: Mapping[str, Any] | None = None,
-) -> Simulation:
-    """Serve `workload` in simulated time.
+) -> Generator[None, None, Simulation]:
+    """Serve `workload` in simulated time. `simulate` does it at once; `simulating` pauses after every answer, for a
+    caller who has other things to do meanwhile, and comes to the same `Simulation`.
 
     Args:
         cost: seconds of a step, a `hardware.Roofline` for instance.
@@ -139,6 +143,7 @@ def simulate(
             if progress is not None:
                 progress(output)
             told.batch()
+            yield
         told.rest()
         if writer is not None:
             writer.close()
@@ -147,6 +152,25 @@ def simulate(
             writer.discard()
         raise
     return Simulation(trace, fold, tuple(refused))
+
+
+def _at_once(parts: Callable[P, Generator[None, None, Simulation]]) -> Callable[P, Simulation]:
+    """`parts` without its pauses, with the same arguments and words, as `simulate`."""
+
+    def whole(*args: P.args, **options: P.kwargs) -> Simulation:
+        with closing(parts(*args, **options)) as run:
+            while True:
+                try:
+                    next(run)
+                except StopIteration as end:
+                    return end.value  # type: ignore[no-any-return]
+
+    whole.__doc__, whole.__name__, whole.__qualname__ = parts.__doc__, "simulate", "simulate"
+    whole.__signature__ = signature(parts).replace(return_annotation="Simulation")  # type: ignore[attr-defined]
+    return whole
+
+
+simulate = _at_once(simulating)
 
 
 class _Told:
@@ -159,7 +183,7 @@ class _Told:
         keep: False: events that were handed on are dropped.
     """
 
-    BATCH = 4096
+    BATCH = 4096  # some 7 ms: for so long `simulating` does not pause
 
     def __init__(self, events: list[Event], takers: list[Callable[[Event], None]], keep: bool) -> None:
         self._events, self._takers, self._keep = events, takers, keep
@@ -172,8 +196,9 @@ class _Told:
 
     def rest(self) -> None:
         """Hand on what has come."""
+        new = self._events[self._num_told :]
         for take in self._takers:
-            for event in islice(self._events, self._num_told, None):
+            for event in new:
                 take(event)
         if not self._keep:
             self._events.clear()

@@ -6,20 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from cbserve.clock import VirtualClock
-from cbserve.core.blocks import BlockPool
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.kv_cache import KVCacheManager
 from cbserve.core.metrics import mean
 from cbserve.core.plan import StepPlan
 from cbserve.core.policies import Policy
-from cbserve.core.run_fold import RunFold
-from cbserve.core.scheduler import Scheduler
-from cbserve.core.stopping import StopChecker
 from cbserve.core.trace import Trace
-from cbserve.engine import Engine
-from cbserve.executors.scripted import EOS
-from cbserve.executors.simulated import SimulatedExecutor
 from cbserve.executors.timing import timing_row
 from cbserve.explorers.moments import Moment, moments
 from cbserve.explorers.point import Point, Window
@@ -27,6 +18,7 @@ from cbserve.explorers.setting import STATIC, Setting
 from cbserve.sim.device import device_of
 from cbserve.sim.point import CHUNK, UTILIZATION
 from cbserve.sim.settings import Settings
+from cbserve.simulation import simulating
 from cbserve.workloads.workload import Workload
 
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)  # of what the hardware can do: the rates of a curve
@@ -101,27 +93,17 @@ class Sweep:
             _keep(self._moments, key, found, MAX_MOMENTS)
 
     def _run(self, key: Key) -> Generator[None, None, Trace]:
-        """`simulate` in small parts: it yields after every answer, and while it counts."""
         setting, rate, num_requests = key
         workload = self.workload.first(num_requests).scaled(rate)
-        pool = BlockPool(self.num_blocks(setting), self.cost.block_size)
-        policy = self.policies[setting.policy]()
-        engine = Engine(
-            Scheduler(KVCacheManager(pool), setting.make(), policy, StopChecker([EOS]), self.device.max_model_len),
-            SimulatedExecutor(self.cost, workload.answer_lengths),
-            VirtualClock(),
-            {"model": self.cost.model.name, "device": f"{self.device.name} (simulated)"},
-            fast_forward=True,
-        )
-        for _ in engine.replay(workload.requests(self.max_tokens)):
-            yield
-        fold, window = RunFold(), Window.of(workload)
-        for event in engine.trace.events:
-            fold.add(event)
-            window.add(event)
-            yield
-        _keep(self._points, key, Point(setting, rate, len(workload), fold, window), MAX_RUNS)
-        return engine.trace
+        window = Window.of(workload)
+        run = yield from simulating(
+            workload, self.cost, self.num_blocks(setting), self.cost.block_size, setting.make(),
+            self.policies[setting.policy](), max_tokens=self.max_tokens, max_model_len=self.device.max_model_len,
+            listeners=[window.add],
+            meta={"model": self.cost.model.name, "device": f"{self.device.name} (simulated)"},
+        )  # fmt: skip
+        _keep(self._points, key, Point(setting, rate, len(workload), run.fold, window), MAX_RUNS)
+        return run.trace
 
     @cached_property
     def rates(self) -> tuple[float, ...]:

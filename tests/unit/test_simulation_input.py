@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from cbserve.core.errors import InvalidRequestError
 from cbserve.hardware.capacity import kv_capacity
 from cbserve.hardware.roofline import Roofline
-from cbserve.simulation import simulate
+from cbserve.simulation import simulate, simulating
 from cbserve.workloads.arrivals import ClosedLoop
 from cbserve.workloads.workload import Job, Workload
 
@@ -71,6 +73,28 @@ def test_whole_numbers_of_numpy_are_whole_numbers(fast_forward: bool) -> None:
 
 def test_users_without_a_job_cost_nothing() -> None:
     assert simulate(ClosedLoop([JOB, JOB], users=2**70), COST, 100).summary.num_requests == 2
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload("work", [JOB] * 3), ClosedLoop([JOB] * 3, users=2)], ids=lambda w: type(w).__name__
+)
+def test_with_pauses_it_is_the_same_run(workload: Any) -> None:
+    outputs: list[Any] = []
+    run, pauses = simulating(workload, COST, 100, progress=outputs.append), 0
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(run)
+            pauses += 1
+            assert len(outputs) == pauses
+    assert pauses == 3 and ended.value.value.trace == simulate(workload, COST, 100).trace
+
+
+def test_simulate_says_what_it_takes_and_can_be_sent_to_another_process() -> None:
+    said, parts = inspect.signature(simulate), inspect.signature(simulating)
+    assert said.parameters == parts.parameters and said.return_annotation == "Simulation"
+    assert pickle.loads(pickle.dumps(simulate)) is simulate
+    with pytest.raises(TypeError, match="num_block"):
+        simulate(WORK, COST, num_block=100)  # type: ignore[call-arg]
 
 
 FIELDS = [

@@ -18,7 +18,7 @@ from cbserve.core.trace import Trace, TraceError
 from cbserve.errors import CBServeError
 from cbserve.files import require_writable
 from cbserve.hardware.roofline import Roofline
-from cbserve.simulation import simulate
+from cbserve.simulation import simulate, simulating
 from cbserve.viz import page_map
 from cbserve.workloads.workload import Job, Workload
 
@@ -61,6 +61,16 @@ def test_a_run_that_is_broken_off_leaves_the_old_file(tmp_path: Path, broken_by:
 
     with pytest.raises(broken_by):
         simulate(WORK, COST, 1000, trace_path=path, progress=stop)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_is_left_in_a_pause_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("old")
+    run = simulating(WORK, COST, 1000, trace_path=path)
+    next(run)
+    assert len(list(tmp_path.iterdir())) == 2
+    run.close()
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
