@@ -221,6 +221,29 @@ class Roofline:
         """
         return self.dtype_bytes * self._flops_s / (2 * self._bytes_s)
 
+    def work(
+        self, num_tokens: int, double_pairs: int, num_read: int, num_logits: int, num_copies: int = 0
+    ) -> tuple[float, float]:
+        """FLOPs and bytes of a step by its counts; with `num_tokens` = 0, what the other counts add to those of a step.
+
+        Args:
+            double_pairs: 2 for each query and key that meet.
+            num_read: tokens of all contexts, which attention reads.
+            num_logits: rows that need the output head.
+            num_copies: blocks that are copied.
+        """
+        flops = self._token_flops * num_tokens + self._pair_flops * double_pairs + self._logit_flops * num_logits
+        num_bytes = self._kv_bytes * (self.kv_passes * num_read + num_tokens)  # contexts read, new tokens written
+        if num_tokens:
+            num_bytes += self._weights_bytes
+        if num_copies:
+            num_bytes += 2 * num_copies * self.block_size * self._kv_bytes
+        return flops, num_bytes
+
+    def is_bound_by_compute(self, flops: float, num_bytes: float) -> bool:
+        """Whether a step of so many FLOPs and bytes computes for longer than it loads."""
+        return flops / self._flops_s > num_bytes / self._bytes_s
+
     def _work(self, plan: StepPlan) -> tuple[float, float, int]:
         """(FLOPs, bytes, tokens). It runs for every step of a simulation: most rows are decodes and cost few look-ups.
 
@@ -244,12 +267,7 @@ class Roofline:
             starts += steady.context_len - steady.num_rows
         tokens = num_rows + more_tokens
         double_pairs = 2 * (starts + num_rows) + more_pairs
-        flops = self._token_flops * tokens + self._pair_flops * double_pairs + self._logit_flops * (num_rows - silent)
-        num_bytes = self._kv_bytes * (self.kv_passes * (starts + tokens) + tokens)  # contexts read, new tokens written
-        if num_rows:
-            num_bytes += self._weights_bytes
-        if plan.copies:
-            num_bytes += 2 * len(plan.copies) * self.block_size * self._kv_bytes
+        flops, num_bytes = self.work(tokens, double_pairs, starts + tokens, num_rows - silent, len(plan.copies))
         return flops, num_bytes, tokens
 
     def _seconds(self, compute_s: float, memory_s: float) -> float:

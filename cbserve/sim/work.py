@@ -34,21 +34,6 @@ class Work:
     _going: dict[int, int] = field(default_factory=dict)
     _sum_going: int = 0
     _num_steps: int = 0
-    _of_token: float = field(init=False)  # FLOPs
-    _of_half_pair: float = field(init=False)
-    _of_logits: float = field(init=False)
-    _kv_bytes: int = field(init=False)  # of a token
-    _weights_bytes: float = field(init=False)
-    _bytes_a_flop: float = field(init=False)  # that load for as long as it computes
-
-    def __post_init__(self) -> None:
-        cost, model = self.cost, self.cost.model
-        self._of_token = 2.0 * model.num_layers * model.layer_params
-        self._of_half_pair = 2.0 * model.num_layers * model.num_heads * model.head_dim
-        self._of_logits = 2.0 * model.vocab_size * model.hidden_size
-        self._kv_bytes = model.kv_bytes_per_token(cost.kv_dtype_bytes or cost.dtype_bytes)
-        self._weights_bytes = cost.dtype_bytes * model.matmul_params
-        self._bytes_a_flop = cost.memory_bytes_s * cost.eff_memory / (cost.flops * cost.eff_compute)
 
     def add(self, event: Event) -> None:
         """Take in the next event."""
@@ -71,15 +56,15 @@ class Work:
         if not step.num_steady:
             going.clear()
             self._sum_going = 0
-        # Of the first step; a decode attends to its whole context, and so to twice as many half pairs.
+        # Of the first step; a decode attends to its whole context.
         num_tokens = num_growing = num_logits = num_steady = len(going)
         contexts = self._sum_going + num_steady * (self._num_steps + 1)
-        half_pairs = 2 * contexts
+        double_pairs = 2 * contexts
         self._num_steps += count
         for seq_id, _, kind, tokens, num_sampled, context in step.rows:
             num_tokens += tokens
             contexts += context
-            half_pairs += tokens * (2 * context - tokens + 1)
+            double_pairs += tokens * (2 * context - tokens + 1)
             if kind == "padding":
                 num_logits += 1
                 continue
@@ -88,16 +73,14 @@ class Work:
                 num_logits += 1
                 going[seq_id] = base = context + count - 1 - self._num_steps
                 self._sum_going += base
-        flops = self._of_token * num_tokens + self._of_half_pair * half_pairs + self._of_logits * num_logits
-        weights = self._weights_bytes if num_tokens else 0.0
-        tokens_moved = self.cost.kv_passes * contexts + num_tokens + 2 * step.num_copies * self.cost.block_size
-        num_bytes = self._kv_bytes * tokens_moved + weights
+        flops, num_bytes = self.cost.work(num_tokens, double_pairs, contexts, num_logits, step.num_copies)
         more = num_growing * (count * (count - 1) // 2)  # tokens of context in the later steps
-        self.flops += count * flops + 2 * self._of_half_pair * more
-        self.bytes += count * num_bytes + self._kv_bytes * self.cost.kv_passes * more
+        more_flops, more_bytes = self.cost.work(0, 2 * more, more, 0)
+        self.flops += count * flops + more_flops
+        self.bytes += count * num_bytes + more_bytes
         seconds = step.end_s - step.start_s
         self.busy_s += seconds
-        is_bound_by_compute = flops * self._bytes_a_flop > num_bytes
+        is_bound_by_compute = self.cost.is_bound_by_compute(flops, num_bytes)
         if len(step.ramp) == 2:  # within the span the other one becomes the longer
             first = Ramp(step.ramp[:1]).total(count)
             self.compute_bound_s += first if is_bound_by_compute else seconds - first
