@@ -73,6 +73,11 @@ def heading(canvas: Canvas, title: str) -> float:
     return y
 
 
+def left_of(y_scale: Scale) -> float:
+    """Where a plot begins, in pixels: its y axis has room for its labels."""
+    return 26 + max(style.text_width(style.number(value), 12) for value in y_scale.ticks(48))
+
+
 def draw_x(
     canvas: Canvas, scale: Scale, top: float, bottom: float, name: str, ticks: Sequence[float] | None = None
 ) -> float:
@@ -114,6 +119,24 @@ def free_place(
     """Of `places` (left end and baseline of `text`, 12 px), the first that covers the fewest points of `taken`."""
     wide = style.text_width(text, 12)
     return min(places, key=lambda at: sum(-4 <= x - at[0] <= wide + 4 and -14 <= y - at[1] <= 6 for x, y in taken))
+
+
+def draw_reference(
+    canvas: Canvas, x_scale: Scale, y_scale: Scale, reference: tuple[float, str], taken: Sequence[tuple[float, float]]
+) -> None:
+    """A dashed line across at a y value, and its text where that covers the fewest points of `taken`."""
+    y, text, left, right = y_scale(reference[0]), str(reference[1]), x_scale.start, x_scale.end
+    canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
+    wide = style.text_width(text, 12)
+    xs = (left + 6, (left + right - wide) / 2, right - wide - 6)
+    at = free_place(text, [(x, y + dy) for dy in (-6, 15) if y + dy > y_scale.end for x in xs], taken)
+    canvas.text(*at, text, "b halo")
+
+
+def spoken(name: str, x_name: str, y_name: str, points: Sequence[tuple[float, float]]) -> str:
+    """The ends of a line, in words."""
+    (x0, y0), (x1, y1) = (map(style.number, points[end]) for end in (0, -1))
+    return f"{name}: {y_name} {y0} at {x_name} {x0}, {y1} at {x1}."
 
 
 def spread(places: Sequence[float], apart: float, low: float, high: float) -> list[float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbserve.viz import given, style
-from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading
+from cbserve.viz import given, strokes, style
+from cbserve.viz.axes import Scale, along, draw_reference, draw_x, draw_y, extent, heading, left_of, spoken
 from cbserve.viz.figure import Canvas, Figure
-from cbserve.viz.strokes import DASHES, MARKERS
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def curves(
     bottom = top + height
     low, high = extent([*ys, *([reference[0]] if reference else [])], log_y, from_zero=True)
     y_scale = Scale(*((low / 1.2, high * 1.2) if log_y else (low, high)), bottom, top, log_y)
-    left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
+    left = left_of(y_scale)
     right = width - 24
     x_scale = Scale(*extent([mark.x for mark in marks], log=True), left, right)
     draw_y(canvas, y_scale, left, right, y_name)
@@ -76,41 +75,19 @@ def curves(
         canvas.add("circle", "m", mark.hover, cx=x_scale(mark.x), cy=y_scale(mark.y), r=4, fill_opacity=0.75)
     places = [[(x_scale(mark.x), y_scale(mark.y)) for mark in curve.marks] for curve in drawn]
     for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
-        _line(canvas, index, line, curve.name)
+        strokes.line(canvas, index, line, curve.name)
     if over[1]:
-        canvas.add("path", "e", over[0], d=_path([(x_scale(x), y_scale(y)) for x, y in over[1]]))
+        canvas.add("path", "e", over[0], d=strokes.path([(x_scale(x), y_scale(y)) for x, y in over[1]]))
     for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
         for mark, (x, y) in zip(curve.marks, line, strict=True):
             if mark.hover:
-                _marker(canvas, index, x, y, mark.hover)
+                strokes.marker(canvas, index, x, y, mark.hover)
     if reference:
-        y, what = y_scale(reference[0]), reference[1]
-        canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
-        wide = style.text_width(what, 12)
-        spots = [(x, y + dy) for dy in (-6, 15) for x in (left + 6, (left + right - wide) / 2, right - wide - 6)]
         taken = [at for line in places for at in along(line)] + [(x_scale(m.x), y_scale(m.y)) for m in cloud[1]]
-        canvas.text(*free_place(what, [at for at in spots if at[1] > top], taken), what, "b halo")
-    desc = " ".join(
-        f"{curve.name}: {y_name} {style.number(curve.marks[0].y)} at {x_name} {style.number(curve.marks[0].x)}, "
-        f"{style.number(curve.marks[-1].y)} at {style.number(curve.marks[-1].x)}." for curve in drawn
-    ) or f"{len(cloud[1])} marks."  # fmt: skip
+        draw_reference(canvas, x_scale, y_scale, reference, taken)
+    said = [spoken(c.name, x_name, y_name, [(mark.x, mark.y) for mark in c.marks]) for c in drawn]
+    desc = " ".join(said) or f"{len(cloud[1])} marks."
     return Figure(canvas.svg(last + 16, title, desc), title, desc, caption, table)
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def _line(canvas: Canvas, index: int, points: Sequence[tuple[float, float]], hover: str = "") -> None:
-    canvas.add(
-        "path", "", hover, d=_path(points), fill="none", stroke=style.colour(index), stroke_width=2.5,
-        stroke_linejoin="round", stroke_dasharray=DASHES[index % len(DASHES)],
-    )  # fmt: skip
-
-
-def _marker(canvas: Canvas, index: int, x: float, y: float, hover: str = "") -> None:
-    shape = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
-    canvas.add("path", "dot", hover, d=shape, fill=style.colour(index))
 
 
 def _band(canvas: Canvas, index: int, curve: Curve, x_scale: Scale, y_scale: Scale) -> None:
@@ -118,7 +95,7 @@ def _band(canvas: Canvas, index: int, curve: Curve, x_scale: Scale, y_scale: Sca
         upper = [(x_scale(mark.x), y_scale(top)) for mark, top in zip(curve.marks, curve.tops, strict=True)]
         lower = [(x_scale(mark.x), y_scale(mark.y)) for mark in curve.marks]
         colour = style.colour(index)
-        canvas.add("path", "", d=_path([*upper, *lower[::-1]]) + "Z", fill=colour, fill_opacity=0.4)
+        canvas.add("path", "", d=strokes.path([*upper, *lower[::-1]]) + "Z", fill=colour, fill_opacity=0.4)
 
 
 def _key(
@@ -133,9 +110,9 @@ def _key(
         if x > 16 and x + wide > canvas.width - 8:
             x, y = 16.0, y + 20
         if index < len(drawn):
-            _line(canvas, index, [(x, y - 4), (x + 28, y - 4)])
+            strokes.line(canvas, index, [(x, y - 4), (x + 28, y - 4)])
             if any(mark.hover for mark in drawn[index].marks):
-                _marker(canvas, index, x + 14, y - 4)
+                strokes.marker(canvas, index, x + 14, y - 4)
         elif name == over[0]:
             canvas.line(x, y - 4, x + 28, y - 4, "e")
         else:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cbserve.viz import given, style
-from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
+from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, left_of, spread
 from cbserve.viz.figure import Canvas, Figure
-from cbserve.viz.strokes import DASHES, MARKERS
+from cbserve.viz.strokes import DASHES, path, shape
 
 SIDE = 190  # pixels for the names of the curves, in a figure that is wide enough
 WITH_SIDE, SMALLEST_WIDTH = 560, 320
@@ -88,7 +88,7 @@ def frontier(
         top = _large(canvas, large, 16, top, width - 32) + 40
     bottom = top + height
     y_scale = Scale(*y_ends, bottom, top + 8)
-    left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
+    left = left_of(y_scale)
     right = float(width - (side or 28))
     x_scale = Scale(low / 1.15, high * 1.15, left, right, log=True)
     if limit:
@@ -127,22 +127,22 @@ def _spoken(curve: Curve, x_name: str, y_name: str) -> str:
 
 def _curve(canvas: Canvas, index: int, curve: Curve, places: Sequence[Place], is_thick: bool) -> None:
     if len(places) > 1:
-        d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        dash: dict[str, float | str] = {"stroke_dasharray": DASHES[index % len(DASHES)]}
-        wide = 3 if is_thick else 1.8
-        canvas.add("path", "", curve.name, d=d, fill="none", stroke=style.colour(index), stroke_width=wide, **dash)
+        canvas.add(
+            "path", "", curve.name, d=path(places), fill="none", stroke=style.colour(index),
+            stroke_width=3 if is_thick else 1.8, stroke_dasharray=DASHES[index % len(DASHES)],
+        )  # fmt: skip
     for mark, (x, y) in zip(curve.marks, places, strict=True):
         _mark(canvas, index, mark, x, y, mark.hover)
 
 
 def _mark(canvas: Canvas, index: int, mark: Mark, x: float, y: float, hover: str) -> None:
     """In the look of curve `index`. A faint one covers the line beneath it all the same."""
-    shape, colour = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}", style.colour(index)
+    d, colour = shape(index, x, y), style.colour(index)
     faint: dict[str, float | str] = {"fill_opacity": 0.35, "stroke_dasharray": "2 2"} if mark.is_rough else {}
     if mark.is_rough:
-        canvas.add("path", "bg", d=shape)
+        canvas.add("path", "bg", d=d)
     fill = colour if mark.is_kept else "var(--bg)"
-    canvas.add("path", "", hover, d=shape, fill=fill, stroke=colour, stroke_width=2, **faint)
+    canvas.add("path", "", hover, d=d, fill=fill, stroke=colour, stroke_width=2, **faint)
 
 
 def _labels(
@@ -217,8 +217,8 @@ def _key(canvas: Canvas, curves: Sequence[Curve], focus: int, y: float) -> float
 
 
 def _name(canvas: Canvas, index: int, lines: Sequence[str], x: float, y: float, is_bold: bool) -> None:
-    shape = f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
-    canvas.add("path", "", d=shape, fill=style.colour(index), stroke=style.colour(index), stroke_width=2)
+    colour = style.colour(index)
+    canvas.add("path", "", d=shape(index, x, y), fill=colour, stroke=colour, stroke_width=2)
     for k, line in enumerate(lines):
         canvas.text(x + 12, y + 4.3 + 15 * k, line, "b", style=f"font-weight:{700 if is_bold else 400}")
 

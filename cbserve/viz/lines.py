@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cbserve.errors import FigureError
 from cbserve.viz import given, style
-from cbserve.viz.axes import Scale, along, draw_x, draw_y, extent, free_place, heading, spread
+from cbserve.viz.axes import Scale, along, draw_reference, draw_x, draw_y, extent, heading, left_of, spoken, spread
 from cbserve.viz.figure import Canvas, Figure
 from cbserve.viz.strokes import stroke
 
@@ -54,7 +54,7 @@ def lines(
     every_y = [y for found in points.values() for _, y in found] + ([reference[0]] if reference else [])
     xs_ends = extent([x for found in points.values() for x, _ in found], log=True)
     y_scale = Scale(*extent(every_y, log_y, from_zero), bottom, top, log_y)
-    left = 26 + max(style.text_width(style.number(v), 12) for v in y_scale.ticks(48))
+    left = left_of(y_scale)
     right = width - 24 - min(220.0, max(style.text_width(name, 13, bold=True) for name in points))
     x_scale = Scale(*xs_ends, left, right, log_x)
     draw_y(canvas, y_scale, left, right, y_name)
@@ -69,18 +69,10 @@ def lines(
             canvas.line(x + 6, y, right + 6, place, "x", stroke_opacity=0.5)
         canvas.text(right + 12, place + 4.5, name, "b", style="font-size:13px;font-weight:600")
     if reference:
-        y, what = y_scale(reference[0]), str(reference[1])
-        canvas.line(left, y, right, y, "e", stroke_dasharray="6 4")
-        wide = style.text_width(what, 12)
-        xs = (left + 6, (left + right - wide) / 2, right - wide - 6)
         taken = [at for found in points.values() for at in along([(x_scale(a), y_scale(b)) for a, b in found])]
-        at = free_place(what, [(x, y + dy) for dy in (-6, 15) if y + dy > top for x in xs], taken)
-        canvas.text(*at, what, "b halo")
+        draw_reference(canvas, x_scale, y_scale, reference, taken)
     rows = [[name, x, y] for name, (xs, ys) in pairs.items() for x, y in zip(xs, ys, strict=True)]
-    desc = " ".join(
-        f"{name}: {y_name} {style.number(f[0][1])} at {x_name} {style.number(f[0][0])}, "
-        f"{style.number(f[-1][1])} at {style.number(f[-1][0])}." for name, f in points.items()
-    )  # fmt: skip
+    desc = " ".join(spoken(name, x_name, y_name, found) for name, found in points.items())
     return Figure(
         canvas.svg(last + 16, title, desc), title, desc, caption or f"{title}.", (["series", x_name, y_name], rows)
     )

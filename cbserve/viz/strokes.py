@@ -14,14 +14,29 @@ MARKERS = (
 DASHES = ("", "8 4", "3 3", "10 3 3 3", "1 4")
 
 
+def path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def shape(index: int, x: float, y: float) -> str:
+    return f"M{x:.1f} {y:.1f}{MARKERS[index % len(MARKERS)]}"
+
+
+def line(canvas: Canvas, index: int, points: Sequence[tuple[float, float]], hover: str = "") -> None:
+    canvas.add(
+        "path", "", hover, d=path(points), fill="none", stroke=style.colour(index), stroke_width=2.5,
+        stroke_linejoin="round", stroke_dasharray=DASHES[index % len(DASHES)],
+    )  # fmt: skip
+
+
+def marker(canvas: Canvas, index: int, x: float, y: float, hover: str = "") -> None:
+    canvas.add("path", "dot", hover, d=shape(index, x, y), fill=style.colour(index))
+
+
 def stroke(canvas: Canvas, index: int, name: str, points: Sequence[tuple[float, float, float, float]]) -> None:
     """The line of series `index` through `points`, each (x, y in pixels, x, y in words), with some 24 markers."""
-    colour = style.colour(index)
-    d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y, *_ in points)
-    more = {"stroke_dasharray": DASHES[index % len(DASHES)]}
-    canvas.add("path", "", name, d=d, fill="none", stroke=colour, stroke_width=2.5, stroke_linejoin="round", **more)
+    line(canvas, index, [at[:2] for at in points], name)
     every = max(1, len(points) // 24)
     for k in sorted({*range(0, len(points), every), len(points) - 1}):
         px, py, x, y = points[k]
-        shape = f"M{px:.1f} {py:.1f}{MARKERS[index % len(MARKERS)]}"
-        canvas.add("path", "dot", f"{name}: {style.number(y)} at {style.number(x)}", d=shape, fill=colour)
+        marker(canvas, index, px, py, f"{name}: {style.number(y)} at {style.number(x)}")
