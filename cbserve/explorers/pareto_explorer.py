@@ -24,6 +24,7 @@ from cbserve.explorers.pareto_view import (
     ParetoView,
 )
 from cbserve.explorers.point import Point
+from cbserve.explorers.pressable import WIDTHS, PressablePicture, in_widths
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
 from cbserve.viz.frontier import Frontier
@@ -36,18 +37,10 @@ BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TTFTS_S = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 ITLS_S = (0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 MAX_KEPT = 4
-MAX_POINTS = 40  # buttons that lie over the picture
 COMPARED = (Setting(), Setting("prefill first", 64, 2048), Setting(max_num_seqs=8))
 STATE = ("gpu", "model", "workload", "num_requests", "sweep", "setting", "chosen", "ttft_s", "itl_s", "x", "y")
-# Each figure is there in all of these widths; the room that the output has says which one is seen: {width: query}
-WIDTHS = {880: "", 600: "@container cbserve (max-width:779px)", 360: "@container cbserve (max-width:539px)"}
 NARROWEST_STEPS = 480  # pixels of a timeline; it scrolls where there is less room
 _STYLE = """
-.@me{container:cbserve/inline-size;width:100%}.@me svg{display:block}
-.@me .cbserve-plot{position:relative;overflow:visible}.@me .cbserve-plot>.widget-html{width:100%;margin:0}
-.@me .cbserve-plot>button{position:absolute;width:26px;height:26px;min-width:0;margin:-13px 0 0 -13px;padding:0;
-border-radius:50%;background:transparent!important;box-shadow:none!important;line-height:26px}
-.@me .cbserve-plot>button:focus-visible{outline:2px solid var(--jp-brand-color1,#0072B2)}
 .@me .cbserve-stale{opacity:.3;pointer-events:none}
 .@me .cbserve-steps{overflow-x:auto}.@me .cbserve-steps .cbserve-w360 svg{max-width:none!important}
 """
@@ -105,8 +98,8 @@ class ParetoExplorer(ParetoView):
         self.moments_menu = menu("steps", [("not simulated yet", "")], "")
         self.keep = w.Button(description="Keep this curve", tooltip="compare it with the next ones")
         self.forget = w.Button(description="Forget the others", tooltip="only the curve of the controls stays")
-        self.error, self.sentence, self.style = w.HTML(), w.HTML(), w.HTML()
-        self.picture, self.caption, self.steps_picture, self.table = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self.error, self.sentence = w.HTML(), w.HTML()
+        self.caption, self.steps_picture, self.table = w.HTML(), w.HTML(), w.HTML()
         self.data = w.Checkbox(False, description="data as tables", indent=False)
         self._is_setting = False
         for control in (self.gpus, self.models, self.works, self.requests, self.kind, self.cap, self.budget,
@@ -117,14 +110,11 @@ class ParetoExplorer(ParetoView):
         self.data.observe(lambda _: self._render(), "value")
         self.keep.on_click(lambda _: self._keep())
         self.forget.on_click(lambda _: self._forget())
-        self.buttons = [w.Button(layout=w.Layout(display="none")) for _ in range(MAX_POINTS)]
-        for number, button in enumerate(self.buttons):
-            button.add_class(f"cbserve-pt-{number}")
-            button.on_click(lambda _, number=number: self._pressed(number))
-        self.plot = w.Box([self.picture, *self.buttons])
-        self.plot.add_class("cbserve-plot")
+        self.pressable = PressablePicture(self.live_class, self._pressed)
+        self.picture, plot = self.pressable.picture, self.pressable.plot
         self.steps_picture.add_class("cbserve-steps")
-        hide = w.HTML(f"<style>.{self.static_class}{{display:none}}</style>")
+        rules = _STYLE.replace("@me", self.live_class)
+        style = w.HTML(f"<style>.{self.static_class}{{display:none}}{rules}</style>")
         flow = w.Layout(flex_flow="row wrap", width="100%", max_width="900px")
         left = [self.gpus, self.models, self.works, self.requests, self.ttft]
         right = [self.kind, self.cap, self.budget, self.policy, self.itl]
@@ -135,9 +125,9 @@ class ParetoExplorer(ParetoView):
             w.HBox([self.points_menu, self.keep, self.forget], layout=flow),
         ]
         self.shown = w.VBox(
-            [self.sentence, self.plot, self.caption, self.moments_menu, self.steps_picture, self.data, self.table]
+            [self.sentence, plot, self.caption, self.moments_menu, self.steps_picture, self.data, self.table]
         )
-        self.box = w.VBox([*controls, self.error, self.style, self.shown, hide])
+        self.box = w.VBox([*controls, self.error, self.pressable.style, self.shown, style])
         self.box.add_class(self.live_class)
         self._follow_machine()
         self._render()
@@ -265,35 +255,13 @@ class ParetoExplorer(ParetoView):
         self.point()  # the chosen run is there before it is drawn
         figures = {width: self.draw(width) for width in WIDTHS}
         figure = next(iter(figures.values()))
-        self._lay_buttons(figures)
-        self.picture.value = _in_widths({width: drawn.live_svg() for width, drawn in figures.items()})
+        self._places = [(s, p.rate) for s in self.settings for p in self._drawable(s)]
+        points = [(f"{setting.name} at {rate:g} requests/s", setting == self.setting) for setting, rate in self._places]
+        self.pressable.show(figures, points)
         self.caption.value = f'<div style="line-height:1.45;max-width:880px">{escape(figure.caption)}</div>'
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
         self.table.value = f'<div style="overflow-x:auto">{tables}</div>' if tables else ""
         self.sentence.value = told(self.story())
-
-    def _lay_buttons(self, figures: Mapping[int, Frontier]) -> None:
-        """A button over each point, at its share of the picture's width and height: a picture cannot call back."""
-        me, rules = f".{self.live_class}", [_STYLE.replace(".@me", f".{self.live_class}")]
-        self._places = [(s, p.rate) for s in self.settings for p in self._drawable(s)][:MAX_POINTS]
-        for number, button in enumerate(self.buttons):
-            is_used = number < len(self._places)
-            button.layout.display = None if is_used else "none"
-            if is_used:
-                setting, rate = self._places[number]
-                button.tooltip = f"{setting.name} at {rate:g} requests/s"
-                if setting == self.setting:  # points may lie on each other
-                    rules.append(f"{me} .cbserve-pt-{number}{{z-index:2}}")
-        for width, figure in figures.items():
-            seen = "".join(f"{me} .cbserve-w{w}{{display:{'block' if w == width else 'none'}}}" for w in WIDTHS)
-            places = [place for line in figure.places for place in line][:MAX_POINTS]
-            at = "".join(
-                f"{me} .cbserve-pt-{number}{{left:{x / figure.size[0]:.3%};top:{y / figure.size[1]:.3%}}}"
-                for number, (x, y) in enumerate(places)
-            )
-            own = f"{seen}{me} .cbserve-plot{{width:min(100%,{width}px)}}{at}"
-            rules.append(f"{WIDTHS[width]}{{{own}}}" if WIDTHS[width] else own)
-        self.style.value = f"<style>{''.join(rules)}</style>"
 
     def _drawable(self, setting: Setting) -> list[Point]:
         return [p for p in self.points(setting) if all(map(math.isfinite, self.xy(p)))]
@@ -306,14 +274,10 @@ class ParetoExplorer(ParetoView):
             for width in WIDTHS:
                 drawn[width] = self.steps(max(width, NARROWEST_STEPS)).live_html(with_table=False)
                 yield
-            self.steps_picture.value = _in_widths(drawn)
+            self.steps_picture.value = in_widths(drawn)
 
     def _ipython_display_(self) -> None:
         show(self)
-
-
-def _in_widths(drawn: Mapping[int, str]) -> str:
-    return "".join(f'<div class="cbserve-w{width}">{html}</div>' for width, html in drawn.items())
 
 
 def pareto_explorer(

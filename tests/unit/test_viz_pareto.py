@@ -18,9 +18,9 @@ from cbserve.calibration import Calibration
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
-from cbserve.explorers.pareto_explorer import WIDTHS
 from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
+from cbserve.explorers.pressable import WIDTHS
 from cbserve.explorers.scene import Control
 from cbserve.explorers.setting import PREFILL_FIRST, STATIC
 from cbserve.explorers.showing import PAUSE_S, Background, alert
@@ -314,10 +314,11 @@ def test_background_work_without_a_loop_is_done_at_once() -> None:
 
 
 def test_a_point_is_chosen_with_mouse_or_list(explorer: ParetoExplorer) -> None:
-    seen = [button for button in explorer.buttons if button.layout.display != "none"]
+    buttons = explorer.pressable.buttons
+    seen = [button for button in buttons if button.layout.display != "none"]
     assert len(seen) == len(SMALL) * len(RATES)
-    number = next(i for i, b in enumerate(explorer.buttons) if b.tooltip == f"{SMALL[1].name} at 9 requests/s")
-    explorer.buttons[number].click()
+    number = next(i for i, b in enumerate(buttons) if b.tooltip == f"{SMALL[1].name} at 9 requests/s")
+    buttons[number].click()
     assert explorer.points_menu.value == (SMALL[1], 9.0)
     assert f"{SMALL[1].name} at 9 requests/s" in explorer.sentence.value
     assert f"{SMALL[1].name} at 9 requests/s" in explorer.steps_picture.value
@@ -327,7 +328,7 @@ def test_a_point_is_chosen_with_mouse_or_list(explorer: ParetoExplorer) -> None:
         figure = explorer.draw(width)
         x, y = figure.places[1][2]
         place = f"left:{x / figure.size[0]:.3%};top:{y / figure.size[1]:.3%}"
-        assert f"cbserve-pt-{number}{{{place}" in explorer.style.value
+        assert f"cbserve-pt-{number}{{{place}" in explorer.pressable.style.value
 
 
 def test_the_strip_and_the_large_number_follow_the_chosen_curve() -> None:
