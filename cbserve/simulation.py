@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -157,6 +158,7 @@ def simulating(
 def _at_once(parts: Callable[P, Generator[None, None, Simulation]]) -> Callable[P, Simulation]:
     """`parts` without its pauses, with the same arguments and words, as `simulate`."""
 
+    @wraps(parts)
     def whole(*args: P.args, **options: P.kwargs) -> Simulation:
         with closing(parts(*args, **options)) as run:
             while True:
@@ -165,7 +167,7 @@ def _at_once(parts: Callable[P, Generator[None, None, Simulation]]) -> Callable[
                 except StopIteration as end:
                     return end.value  # type: ignore[no-any-return]
 
-    whole.__doc__, whole.__name__, whole.__qualname__ = parts.__doc__, "simulate", "simulate"
+    whole.__name__ = whole.__qualname__ = "simulate"
     whole.__signature__ = signature(parts).replace(return_annotation="Simulation")  # type: ignore[attr-defined]
     return whole
 

@@ -113,7 +113,7 @@ class Settings:
     max_model_len: int | None = _option(
         count,
         None,
-        "most tokens of prompt and answer together (what the model was made for, or its calibrated engine allowed)",
+        "most tokens of prompt and answer together (what the model was made for)",
     )
     gpu: str = _option(
         str,
