@@ -27,6 +27,7 @@ from cbserve.explorers.point import Point
 from cbserve.explorers.pressable import WIDTHS, PressablePicture, in_widths
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
+from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
 from cbserve.viz.style import round_ms
 from cbserve.workloads.readers import read_trace
@@ -56,6 +57,8 @@ class ParetoExplorer(ParetoView):
         number = next(_numbers)
         self.static_class, self.live_class = f"cbserve-static-{number}", f"cbserve-live-{number}"
         self.box: Any = None
+        self._save: Callable[[Figure], None] | None = None
+        self._steps_of: Any = None  # the run whose steps are shown; they are grey when another one is chosen
 
     @property
     def figure(self) -> Frontier:
@@ -226,7 +229,10 @@ class ParetoExplorer(ParetoView):
         what, line, arithmetic = message.partition("\n")
         greyed = f"Greyed below: what was shown before, {self.model} on {self.gpu}."
         self.error.value = alert(f"{what} {greyed}{line}{arithmetic}" if message else "")
-        (self.shown.add_class if message else self.shown.remove_class)("cbserve-stale")
+        self._grey(self.shown, bool(message))
+
+    def _grey(self, widget: Any, is_stale: bool) -> None:
+        (widget.add_class if is_stale else widget.remove_class)("cbserve-stale")
 
     # ---- answering at once, and then completely ------------------------------------------------------------------
 
@@ -241,6 +247,8 @@ class ParetoExplorer(ParetoView):
         yield
         yield from self._steps_drawn()
         yield from self._refined()
+        if self._save is not None:
+            self._save(self.draw())
 
     def _refined(self) -> Iterator[None]:
         yield from self._drawn_when_done(self.simulate(self.num_each))
@@ -262,9 +270,13 @@ class ParetoExplorer(ParetoView):
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
         self.table.value = f'<div style="overflow-x:auto">{tables}</div>' if tables else ""
         self.sentence.value = told(self.story())
+        self._grey(self.steps_picture, self._steps_of != self._run_shown())
 
     def _drawable(self, setting: Setting) -> list[Point]:
         return [p for p in self.points(setting) if all(map(math.isfinite, self.xy(p)))]
+
+    def _run_shown(self) -> Any:
+        return self.sweep, self.chosen, self.num_each
 
     def _steps_drawn(self) -> Iterator[None]:
         """The timeline of the moment that is chosen, a width at a time; nothing as long as there is none."""
@@ -275,9 +287,11 @@ class ParetoExplorer(ParetoView):
                 drawn[width] = self.steps(max(width, NARROWEST_STEPS)).live_html(with_table=False)
                 yield
             self.steps_picture.value = in_widths(drawn)
+            self._steps_of = self._run_shown()
+            self._grey(self.steps_picture, False)
 
     def _ipython_display_(self) -> None:
-        show(self)
+        self._save = show(self, first=self.draw)
 
 
 def pareto_explorer(
@@ -296,9 +310,10 @@ def pareto_explorer(
     """Throughput against latency, with controls: each curve is a setting, each point a rate of requests.
 
     All runs are simulated: the engine's own scheduler on a virtual clock, step times of a roofline. A move of a control
-    is answered at once with a first look, a run of 80 requests; whole runs follow behind it, point by point. So is the
-    cell, but it is done only with the whole runs, because a notebook that is exported shows those. Choose a point, with
-    the mouse or from the list, and see its numbers and its most telling steps.
+    is answered at once with a first look, a run of 80 requests. Whole runs follow behind it, curve by curve, and only
+    they say what a setting carries: in a short run no queue has time to grow. The same goes for the cell; where nobody
+    waits for it, as in an export, it is done with the whole runs. Choose a point, with the mouse or from the list, and
+    see its numbers and its most telling steps.
 
     Args:
         gpu: by name, as in `GPUS`, or a `Gpu`; "this": this machine, as `cbserve calibrate` measured it; or the path of

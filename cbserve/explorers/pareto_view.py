@@ -13,7 +13,7 @@ from cbserve.explorers.point import Point
 from cbserve.explorers.setting import Setting
 from cbserve.explorers.sweep import Sweep
 from cbserve.viz.figure import Figure
-from cbserve.viz.findings import plural
+from cbserve.viz.findings import joined, plural
 from cbserve.viz.frontier import Curve, Frontier, Mark, frontier
 from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.table import table_html
@@ -108,8 +108,14 @@ class ParetoView:
         return self._known(*self.chosen, 0) or self.sweep.point(*self.chosen, min(FIRST_LOOK, self.num_each))
 
     def points(self, setting: Setting) -> list[Point]:
-        """Of a curve, those that are known."""
-        return [p for rate in self.rates if (p := self._known(setting, rate, 0)) is not None]
+        """Of a curve, its whole runs when all are known; until then first looks, as far as they are: of one curve, a
+        line through both would go to and fro."""
+        runs = [self.sweep.known(setting, rate, self.num_each) for rate in self.rates]
+        if None in runs:
+            runs = [
+                self.sweep.known(setting, rate, FIRST_LOOK) or run for rate, run in zip(self.rates, runs, strict=True)
+            ]
+        return [run for run in runs if run is not None]
 
     def is_rough(self, point: Point) -> bool:
         """Whether it is a first look yet."""
@@ -126,7 +132,7 @@ class ParetoView:
         limit_s = self.ttft_s if self.x == TTFT else self.itl_s
         return frontier(
             [Curve(setting.name, found) for setting, found in marks.items()],
-            title=f"{self._progress(curves)}{self._finding(curves)}", x_name=f"{self.x} in seconds",
+            title=self._finding(curves), x_name=f"{self.x} in seconds",
             y_name=self._y_name, caption=self._caption(), table=self._table(curves),
             limit=(limit_s, f"limit {round_ms(limit_s)}"), focus=list(curves).index(setting),
             chosen=marks[setting][[point.rate for point in in_focus].index(rate)], large=self._large(in_focus),
@@ -153,14 +159,15 @@ class ParetoView:
 
     def _mark(self, point: Point) -> Mark:
         x, y = self.xy(point)
-        kept = point.keeps(self.ttft_s, self.itl_s)
+        is_rough = self.is_rough(point)
+        kept = point.keeps(self.ttft_s, self.itl_s) and not is_rough
+        verdict = f"{'both' if kept else 'not both'} within their limits"
         hover = (
             f"{point.setting.name}, {point.rate:g} requests/s: {point.tokens_per_s:,.0f} tokens/s, "
             f"TTFT p99 {said_s(point.summary.ttft_p99_s)}, ITL p99 {said_s(point.summary.itl_p99_s)}; "
-            f"{'both within their limits' if kept else 'not both within their limits'}"
-            + (f"; first look with {point.num_requests} requests" if self.is_rough(point) else "")
+            f"{f'first look with {point.num_requests} requests' if is_rough else verdict}"
         )
-        return Mark(x, y, f"{point.rate:g}/s", hover, kept, self.is_rough(point), point.in_flight)
+        return Mark(x, y, f"{point.rate:g}/s", hover, kept, is_rough, point.in_flight)
 
     def carries(self, points: Sequence[Point]) -> float:
         """The highest of the rates whose p99 of TTFT and ITL are both within the limits; 0: none."""
@@ -169,28 +176,32 @@ class ParetoView:
     def _large(self, points: Sequence[Point]) -> tuple[str, list[str]]:
         """What the curve in focus carries."""
         rate, name = self.carries(points), self.chosen[0].name
-        rough = ["first look"] if any(map(self.is_rough, points)) else []
+        if any(map(self.is_rough, points)):
+            return "…", [f"first look: whole runs will say what {name} carries"]
         if rate:
-            return f"{rate:g}/s", [f"requests with {name}: both p99 within the limits", *rough]
-        return "none", [f"of {len(points)} rates with {name} has both p99 within the limits", *rough]
-
-    def _progress(self, curves: Mapping[Setting, list[Point]]) -> str:
-        """That these are first looks, or how many of them still are."""
-        points = [point for points in curves.values() for point in points]
-        rough = sum(map(self.is_rough, points))
-        if not rough:
-            return ""
-        done = f", {len(points) - rough} of {len(points)} refined" if rough < len(points) else ""
-        return f"First look, {FIRST_LOOK} requests a point{done}: "
+            least = "≥ " if rate == max(self.rates) else ""
+            return f"{least}{rate:g}/s", [f"requests with {name}: both p99 within the limits"]
+        return "none", [f"of {len(points)} rates with {name} has both p99 within the limits"]
 
     def _finding(self, curves: Mapping[Setting, list[Point]]) -> str:
+        """What each curve carries, if its whole runs are known: few requests say too much, because a queue has no time
+        to grow."""
+        looks = [setting.name for setting, points in curves.items() if any(map(self.is_rough, points))]
+        if len(looks) == len(curves):
+            return f"First look, {FIRST_LOOK} requests a point: whole runs will say what each setting carries"
         limits = f"{TTFT} ≤ {round_ms(self.ttft_s)} and {ITL} ≤ {round_ms(self.itl_s)}"
         said = [
-            f"{setting.name} carries {f'{rate:g} requests/s' if rate else 'none of the rates'}"
+            f"{setting.name} carries {self._rates_said(self.carries(points))}"
             for setting, points in curves.items()
-            for rate in [self.carries(points)]
+            if setting.name not in looks
         ]
-        return f"Within {limits}: {'; '.join(said[:3])}"
+        more = f". First look yet: {joined(looks)}" if looks else ""
+        return f"Within {limits}: {'; '.join(said[:3])}{more}"
+
+    def _rates_said(self, rate: float) -> str:
+        if not rate:
+            return "none of the rates"
+        return f"{rate:g} requests/s" + (" or more" if rate == max(self.rates) else "")
 
     def _caption(self) -> str:
         workload, device = self.sweep.workload, self.sweep.device

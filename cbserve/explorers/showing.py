@@ -26,16 +26,40 @@ class Explorer(Protocol):
     def build(self) -> Any: ...
 
 
-def show(explorer: Explorer) -> None:
-    """The live widget where there can be one, and always the static figure, which the widget hides."""
+def show(explorer: Explorer, first: Callable[[], Figure] | None = None) -> Callable[[Figure], None] | None:
+    """The live widget where there can be one, and always the static figure, which the widget hides.
+
+    Args:
+        first: draws another figure at once, where `explorer.figure` takes long and a person waits for the cell, who
+            cannot move a control before it has ended.
+
+    Returns:
+        What puts another figure in the place of `first`; None where that was not shown.
+    """
     from IPython.display import HTML, display
 
     put: Any = display  # IPython leaves both untyped
     html: Any = HTML
+
+    def static(figure: Figure) -> Any:
+        return html(f'<div class="{explorer.static_class}">{figure._repr_html_()}</div>')
+
     if has_kernel() and find_spec("ipywidgets"):
         model = {"version_major": 2, "version_minor": 0, "model_id": explorer.build().model_id}
         put({"application/vnd.jupyter.widget-view+json": model}, raw=True)  # no text: the figure says it
-    put(html(f'<div class="{explorer.static_class}">{explorer.figure._repr_html_()}</div>'))
+        if first is not None and is_attended():
+            handle = put(static(first()), display_id=True)
+            return lambda figure: handle.update(static(figure))
+    put(static(explorer.figure))
+    return None
+
+
+def is_attended() -> bool:
+    """Whether a person can be asked: JupyterLab and Colab say so with each cell, nbclient, papermill and nbval do
+    not."""
+    from IPython.core.getipython import get_ipython
+
+    return bool(getattr(getattr(get_ipython(), "kernel", None), "_allow_stdin", False))
 
 
 def has_kernel() -> bool:

@@ -170,12 +170,18 @@ def test_a_first_look_says_that_it_is_one_until_whole_runs_have_replaced_it() ->
     explorer = pareto_explorer(num_requests=LONG, rates=RATES[:2], settings=SMALL)
     rough, faint = explorer.draw(), 'stroke-dasharray="2 2"'
     viz_checks.check(rough.svg)
-    assert rough.title.startswith(f"First look, {FIRST_LOOK} requests a point: ") and ">first look<" in rough.svg
+    assert rough.title == f"First look, {FIRST_LOOK} requests a point: whole runs will say what each setting carries"
+    assert ">…</text>" in rough.svg and "carries" not in rough.title.replace("each setting carries", "")
     assert rough.svg.count(faint) == 6  # four points, and two in the strip
+    assert "within their limits" not in rough.svg  # no point is filled before its whole run
     assert f"first look with {FIRST_LOOK} requests" in words(explorer)
     assert {row["requests"] for row in table_of(explorer).values()} == {FIRST_LOOK}
-    explorer.sweep.point(*explorer.chosen, LONG)
-    assert explorer.draw().title.startswith(f"First look, {FIRST_LOOK} requests a point, 1 of 4 refined: ")
+    explorer.sweep.point(*explorer.chosen, LONG)  # a curve is of one kind: it changes when all its runs are whole
+    assert explorer.draw().svg.count(faint) == 6 and "first look" not in words(explorer)
+    explorer.sweep.point(SMALL[0], RATES[0], LONG)
+    half = explorer.draw()
+    assert half.svg.count(faint) == 2 and f"{SMALL[0].name} carries" in half.title
+    assert half.title.endswith(f". First look yet: {SMALL[1].name}")
     whole = explorer.figure  # what a notebook that is exported shows
     assert "first look" not in whole.title.lower() + whole.svg.lower() + words(explorer) and faint not in whole.svg
     assert {row["requests"] for row in table_of(explorer).values()} == {LONG}
@@ -224,6 +230,60 @@ def test_the_live_picture_is_there_before_the_whole_runs(monkeypatch: pytest.Mon
     asyncio.run(cell())
     assert [is_whole for _, is_whole in shown] == [False, True]
     assert "First look" not in explorer.picture.value  # it was refined meanwhile
+
+
+def test_where_a_person_waits_the_cell_ends_with_first_looks_and_what_is_saved_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cbserve.explorers import showing
+
+    class Shown:
+        def __init__(self, html: Any) -> None:
+            self.update(html)
+
+        def update(self, html: Any) -> None:
+            self.html = html.data
+
+    handles: list[Shown] = []
+
+    def display(thing: Any, raw: bool = False, display_id: bool = False) -> Any:
+        return None if raw else handles.append(Shown(thing)) or handles[-1]
+
+    monkeypatch.setattr(showing, "has_kernel", lambda: True)
+    monkeypatch.setattr(showing, "is_attended", lambda: True)
+    monkeypatch.setattr("IPython.display.display", display)
+    explorer = pareto_explorer(num_requests=LONG, rates=RATES[:1], settings=SMALL[:1])
+
+    async def cell() -> str:
+        explorer._ipython_display_()
+        (handle,) = handles
+        assert "First look" in handle.html and explorer.sweep.known(*explorer.chosen, LONG) is None
+        while not explorer._background._task.done():
+            await asyncio.sleep(PAUSE_S)
+        whole = handle.html
+        explorer.cap.value = 2
+        while not explorer._background._task.done():
+            await asyncio.sleep(PAUSE_S)
+        assert "batch 2 carries" in handle.html
+        return whole
+
+    whole = asyncio.run(asyncio.wait_for(cell(), 60))
+    assert "First look" not in whole and "batch 64 carries" in whole
+
+
+def test_steps_of_another_run_are_grey_until_they_are_drawn_anew() -> None:
+    async def move() -> None:
+        explorer = made()
+        while not explorer._background._task.done():
+            await asyncio.sleep(PAUSE_S)
+        assert "cbserve-stale" not in explorer.steps_picture._dom_classes
+        explorer.cap.value = 2
+        assert "cbserve-stale" in explorer.steps_picture._dom_classes
+        while "batch 2 " not in explorer.steps_picture.value:
+            await asyncio.sleep(PAUSE_S)
+        assert "cbserve-stale" not in explorer.steps_picture._dom_classes
+
+    asyncio.run(asyncio.wait_for(move(), 60))
 
 
 @pytest.mark.parametrize("num_slices", range(10))
