@@ -33,6 +33,7 @@ class Machines:
         self.gpus: dict[str, Any] = dict(GPUS)
         self.models: dict[str, ModelShape] = dict(MODELS)
         self.calibrated: dict[str, str] = {}  # by device; each comes with its model
+        self.is_cpu = False  # what `gpu` names
         gpu = os.fspath(gpu) if isinstance(gpu, os.PathLike) else gpu
         file = calibration_file(gpu)
         try:
@@ -48,7 +49,9 @@ class Machines:
             self.gpus[device.name], self.models[shape.name] = device, shape
             return
         if gpu != THIS:
-            self._measured(f"{file.name} (calibrated)", gpu, load_calibration(file).model)
+            this = load_calibration(file)
+            self._measured(f"{file.name} (calibrated)", gpu, this.model)
+        self.is_cpu = bool(this.environment.get("threads"))
         self.gpu, self.model = list(self.calibrated.items())[-1]
         if model is not None:
             raise FigureError(

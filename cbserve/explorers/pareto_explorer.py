@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -21,16 +23,20 @@ from cbserve.explorers.pareto_view import (
     REQUESTS,
     TOKENS,
     TTFT,
+    Line,
     ParetoView,
 )
 from cbserve.explorers.point import Point
 from cbserve.explorers.pressable import WIDTHS, PressablePicture, in_widths
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
+from cbserve.twin import chat_workload
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
 from cbserve.viz.style import round_ms
+from cbserve.workloads.arrivals import poisson
 from cbserve.workloads.readers import read_trace
+from cbserve.workloads.synthetic import azure_twin
 from cbserve.workloads.workload import Workload
 
 CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -39,7 +45,7 @@ TTFTS_S = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 ITLS_S = (0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 MAX_KEPT = 4
 COMPARED = (Setting(), Setting("prefill first", 64, 2048), Setting(max_num_seqs=8))
-STATE = ("gpu", "model", "workload", "num_requests", "sweep", "setting", "chosen", "ttft_s", "itl_s", "x", "y")
+STATE = ("gpu", "model", "workload", "num_requests", "setting", "chosen", "ttft_s", "itl_s", "x", "y")
 NARROWEST_STEPS = 480  # pixels of a timeline; it scrolls where there is less room
 _STYLE = """
 .@me .cbserve-stale{opacity:.3;pointer-events:none}
@@ -99,9 +105,9 @@ class ParetoExplorer(ParetoView):
         self.up = w.ToggleButtons(options=[TOKENS, GOODPUT], value=self.y, style={"button_width": "130px"})
         self.points_menu = menu("point", self._options(), self.chosen)
         self.moments_menu = menu("steps", [("not simulated yet", "")], "")
-        self.keep = w.Button(description="Keep this curve", tooltip="compare it with the next ones")
+        self.keep = w.Button(description="Keep this curve", tooltip="it stays, whatever you choose next")
         self.forget = w.Button(description="Forget the others", tooltip="only the curve of the controls stays")
-        self.error, self.sentence = w.HTML(), w.HTML()
+        self.error, self.sentence, self.kept_said = w.HTML(), w.HTML(), w.HTML()
         self.caption, self.steps_picture, self.table = w.HTML(), w.HTML(), w.HTML()
         self.data = w.Checkbox(False, description="data as tables", indent=False)
         self._is_setting = False
@@ -126,6 +132,7 @@ class ParetoExplorer(ParetoView):
             w.HBox([w.VBox(left, layout=column), w.VBox(right, layout=column)], layout=flow),
             w.HBox([w.HBox([label("latency →"), self.across]), w.HBox([label("↑ throughput"), self.up])], layout=flow),
             w.HBox([self.points_menu, self.keep, self.forget], layout=flow),
+            self.kept_said,
         ]
         self.shown = w.VBox(
             [self.sentence, plot, self.caption, self.moments_menu, self.steps_picture, self.data, self.table]
@@ -137,8 +144,8 @@ class ParetoExplorer(ParetoView):
         self._later()
         return self.box
 
-    def _options(self) -> list[tuple[str, tuple[Setting, float]]]:
-        return [(f"{s.name} at {rate:g}/s", (s, rate)) for s in self.settings for rate in self.rates]
+    def _options(self) -> list[tuple[str, tuple[Line, float]]]:
+        return [(f"{self.name(line)} at {rate:g}/s", (line, rate)) for line in self.lines for rate in self.rates(line)]
 
     # ---- what the learner does -----------------------------------------------------------------------------------
 
@@ -171,16 +178,16 @@ class ParetoExplorer(ParetoView):
 
     def _read(self) -> None:
         """Take over what the controls say."""
-        rates, index = self.rates, self.rates.index(self.chosen[1])
-        was = self.setting
+        before, rates = self.line, self.rates(self.chosen[0])
+        index = rates.index(self.chosen[1])
         self.gpu, self.model, self.workload = self.gpus.value, self.models.value, self.works.value
         self.num_requests = self.requests.value
         self.setting = Setting(self.kind.value, self.cap.value, self.budget.value, self.policy.value)
-        self.sweep = self.find_sweep()
         self.ttft_s, self.itl_s, self.x, self.y = self.ttft.value, self.itl.value, self.across.value, self.up.value
         self.budget.disabled = self.kind.value == STATIC
-        if self.setting != was or self.rates != rates:
-            self.chosen = (self.setting, self.rates[min(index, len(self.rates) - 1)])
+        if self.line != before:
+            rates = self.rates(self.line)
+            self.chosen = (self.line, rates[min(index, len(rates) - 1)])
 
     def _chose(self, change: Any) -> None:
         if not self._is_setting and self.points_menu.value is not None:
@@ -200,16 +207,21 @@ class ParetoExplorer(ParetoView):
             self.points_menu.value = self._places[number]
 
     def _keep(self) -> None:
-        self._compare(list(dict.fromkeys([*self.kept, self.setting]))[-MAX_KEPT:])
+        """Its curve stays as it is when the controls move on, to another machine too."""
+        kept = list(dict.fromkeys([*self.kept, self.line]))[-MAX_KEPT:]
+        self._compare(self.compared[max(0, len(self.compared) + len(kept) - MAX_KEPT) :], kept)
 
     def _forget(self) -> None:
-        self._compare([])
+        self._compare([], [])
 
-    def _compare(self, kept: list[Setting]) -> None:
+    def _compare(self, compared: list[Setting], kept: list[Line]) -> None:
         """With these curves; a point of another one cannot stay chosen."""
-        self.kept = kept
-        if self.chosen[0] not in self.settings:
-            self.chosen = (self.setting, self.chosen[1])
+        self.compared, self.kept = compared, kept
+        names = [f"{line.setting.name}, {line.place[1]} on {line.place[0]}" for line in kept]
+        self.kept_said.value = f'<span role="status">Kept: {escape("; ".join(names))}</span>' if kept else ""
+        if self.chosen[0] not in self.lines:
+            rates = self.rates(self.line)
+            self.chosen = (self.line, self.chosen[1] if self.chosen[1] in rates else rates[len(rates) // 2])
         self._render()
         self._offer_points()
         self._later()
@@ -263,8 +275,8 @@ class ParetoExplorer(ParetoView):
         self.point()  # the chosen run is there before it is drawn
         figures = {width: self.draw(width) for width in WIDTHS}
         figure = next(iter(figures.values()))
-        self._places = [(s, p.rate) for s in self.settings for p in self._drawable(s)]
-        points = [(f"{setting.name} at {rate:g} requests/s", setting == self.setting) for setting, rate in self._places]
+        self._places = [(line, p.rate) for line in self.lines for p in self._drawable(line)]
+        points = [(f"{self.name(line)} at {rate:g} requests/s", line == self.line) for line, rate in self._places]
         self.pressable.show(figures, points)
         self.caption.value = f'<div style="line-height:1.45;max-width:880px">{escape(figure.caption)}</div>'
         tables = f"{self.numbers()}{figure.table_html()}" if self.data.value else ""
@@ -272,11 +284,11 @@ class ParetoExplorer(ParetoView):
         self.sentence.value = told(self.story())
         self._grey(self.steps_picture, self._steps_of != self._run_shown())
 
-    def _drawable(self, setting: Setting) -> list[Point]:
-        return [p for p in self.points(setting) if all(map(math.isfinite, self.xy(p)))]
+    def _drawable(self, line: Line) -> list[Point]:
+        return [p for p in self.points(line) if all(map(math.isfinite, self.xy(p)))]
 
     def _run_shown(self) -> Any:
-        return self.sweep, self.chosen, self.num_each
+        return self.chosen, self.num_each
 
     def _steps_drawn(self) -> Iterator[None]:
         """The timeline of the moment that is chosen, a width at a time; nothing as long as there is none."""
@@ -297,7 +309,7 @@ class ParetoExplorer(ParetoView):
 def pareto_explorer(
     gpu: Any = "a100-80",
     model: Any = None,
-    workload: str | os.PathLike[str] | Workload = "conv",
+    workload: str | os.PathLike[str] | Workload | None = None,
     *,
     num_requests: int = 1_000,
     rates: Sequence[float] | None = None,
@@ -320,8 +332,9 @@ def pareto_explorer(
             another calibration.
         model: by name, as in `MODELS`, a `ModelShape`, or the folder of a Hugging Face config.json; None:
             Llama-3.1-8B, or the model of the calibration.
-        workload: "conv" or "code", a synthetic twin of that Azure trace, the path of a trace as `read_trace` takes it,
-            or a `Workload` whose arrivals have a rate.
+        workload: "conv" or "code", a synthetic twin of that Azure trace; "chat", short prompts and answers as `cbserve
+            twin` takes them; the path of a trace as `read_trace` takes it; or a `Workload` whose arrivals have a rate.
+            None: "conv", or "chat" where a CPU was calibrated.
         num_requests: of a whole run, at each rate.
         rates: requests a second, rising; None: six, up to about what the hardware can do.
         settings: the first is what the controls begin with, the others are curves to compare with.
@@ -337,14 +350,31 @@ def pareto_explorer(
         raise FigureError(f"settings={settings!r}: give at least one, with a policy of {', '.join(policies)}")
     if rates is not None and (not rates or list(rates) != sorted(set(rates))):
         raise FigureError(f"rates={rates!r}: give requests a second, rising")
-    works: dict[str, Workload | str] = {"Azure conv (twin)": "conv", "Azure code (twin)": "code"}
-    if workload == "code":
-        works = dict(reversed(works.items()))
-    elif workload != "conv":
-        own = _workload(workload, max(num_requests, *REQUESTS))
+    machines, most = Machines(gpu, model), max(num_requests, *REQUESTS)
+    works = {name: make(most) for name, make in WORKLOADS.values()}
+    if workload is None:
+        workload = "chat" if machines.is_cpu else "conv"
+    if isinstance(workload, str) and workload in WORKLOADS:
+        name = WORKLOADS[workload][0]
+        works = {name: works[name], **works}
+    else:
+        own = _workload(workload, most)
         works = {own.name: own, **works}
-    machines = Machines(gpu, model)
     return ParetoExplorer(machines, works, num_requests, rates, settings, policies, ttft_s, itl_s, num_blocks)
+
+
+def _chats(num_requests: int) -> Workload:
+    """Those of `cbserve twin`, as a Poisson process."""
+    chats = chat_workload(num_requests)
+    times = poisson(num_requests, 1.0)
+    return replace(chats, jobs=[replace(job, arrival_s=at) for job, at in zip(chats.jobs, times, strict=True)])
+
+
+WORKLOADS: Mapping[str, tuple[str, Callable[[int], Workload]]] = {
+    "conv": ("Azure conv (twin)", partial(azure_twin, "conv")),
+    "code": ("Azure code (twin)", partial(azure_twin, "code")),
+    "chat": ("short chats", _chats),
+}
 
 
 def _workload(given: Any, most: int) -> Workload:
@@ -353,6 +383,6 @@ def _workload(given: Any, most: int) -> Workload:
     if isinstance(given, str | os.PathLike) and Path(given).is_file():
         return read_trace(given, most)
     raise FigureError(
-        f"workload={str(given)[:60]!r}: must be 'conv', 'code', the path of a trace (an Azure CSV, Mooncake JSONL or "
-        "vLLM bench file that is there), or a Workload, such as read_trace(path) gives"
+        f"workload={str(given)[:60]!r}: must be 'conv', 'code', 'chat', the path of a trace (an Azure CSV, Mooncake "
+        "JSONL or vLLM bench file that is there), or a Workload, such as read_trace(path) gives"
     )

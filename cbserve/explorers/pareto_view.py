@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.policies import Policy
 from cbserve.explorers.machines import Machines
 from cbserve.explorers.moments import NUM_STEPS, Moment
 from cbserve.explorers.point import Point
-from cbserve.explorers.setting import Setting
+from cbserve.explorers.setting import MIXED, Setting
 from cbserve.explorers.sweep import Sweep
 from cbserve.viz.figure import Figure
 from cbserve.viz.findings import joined, plural
@@ -18,7 +19,6 @@ from cbserve.viz.frontier import Curve, Frontier, Mark, frontier
 from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.table import table_html
 from cbserve.viz.timeline import timeline
-from cbserve.workloads.synthetic import azure_twin
 from cbserve.workloads.workload import Workload
 
 FIRST_LOOK = 80  # requests of the run that answers at once
@@ -27,117 +27,153 @@ TTFT, ITL = "TTFT p99", "ITL p99"
 TOKENS, GOODPUT = "output tokens/s", "goodput"
 
 
+@dataclass(frozen=True)
+class Line:
+    """One curve: a setting on `place`, the GPU, model and workload by their names in the menus."""
+
+    place: tuple[str, str, str]
+    setting: Setting
+
+
 class ParetoView:
-    """A sweep, what is chosen of it, and how that is drawn and told."""
+    """Sweeps, what is chosen of them, and how that is drawn and told."""
 
     def __init__(
-        self, machines: Machines, workloads: Mapping[str, Workload | str], num_requests: int,
+        self, machines: Machines, workloads: Mapping[str, Workload], num_requests: int,
         rates: Sequence[float] | None, settings: Sequence[Setting], policies: Mapping[str, Callable[[], Policy]],
         ttft_s: float, itl_s: float, num_blocks: int | None,
     ) -> None:  # fmt: skip
         self.machines, self.gpu, self.model = machines, machines.gpu, machines.model
-        self.workload, self.num_requests = next(iter(workloads)), num_requests
-        most = max(num_requests, *REQUESTS)
-        self.workloads = {
-            name: azure_twin(jobs, most) if isinstance(jobs, str) else jobs for name, jobs in workloads.items()
-        }
+        self.workloads, self.workload, self.num_requests = workloads, next(iter(workloads)), num_requests
         self._given_rates, self.policies, self._num_blocks = rates, policies, num_blocks
-        self.setting, self.kept = settings[0], list(settings[1:])
+        self.setting = settings[0]
+        self.compared = list(settings[1:])  # on the machine that is chosen, whichever that is
+        self.kept: list[Line] = []  # on their own one
         self.ttft_s, self.itl_s, self.x, self.y = ttft_s, itl_s, TTFT, TOKENS
         self._sweeps: dict[tuple[str, str, str], Sweep] = {}
-        self.sweep = self.find_sweep()
-        self.chosen = (self.setting, self.rates[len(self.rates) // 2])
+        rates = self.rates(self.line)
+        self.chosen = (self.line, rates[len(rates) // 2])
         self.moment = ""  # the kind that was asked for; none: the most telling one
         for _ in self.simulate(FIRST_LOOK):
             pass
 
-    def find_sweep(self) -> Sweep:
-        """Of the GPU, model and workload that are chosen; an earlier one is taken up again.
+    def find_sweep(self, place: tuple[str, str, str] | None = None) -> Sweep:
+        """Of that GPU, model and workload, or those that are chosen; an earlier one is taken up again.
 
         Raises:
             CBServeError: the weights do not fit, with what can be chosen instead and the arithmetic.
         """
-        key = self.gpu, self.model, self.workload
-        if key not in self._sweeps:
-            gpu, model = self.machines.chosen(self.gpu, self.model)
+        gpu_name, model, workload = key = place or self.place
+        sweep = self._sweeps.pop(key, None)
+        if sweep is None:
+            gpu, shape = self.machines.chosen(gpu_name, model)
             try:
-                sweep = Sweep(gpu, model, self.workloads[self.workload], self.policies, self._num_blocks)
-                for setting in self.settings:
+                sweep = Sweep(gpu, shape, self.workloads[workload], self.policies, self._num_blocks)
+                for setting in (self.setting, *self.compared):
                     sweep.num_blocks(setting)
             except InvalidRequestError as error:
-                raise InvalidRequestError(self.machines.why_not(self.model, error)) from error
-            self._sweeps[key] = sweep
-            if len(self._sweeps) > 8:
-                del self._sweeps[next(iter(self._sweeps))]
-        return self._sweeps[key]
+                raise InvalidRequestError(self.machines.why_not(model, error)) from error
+        self._sweeps[key] = sweep  # the one that was wanted last is last
+        if len(self._sweeps) > 8:
+            del self._sweeps[next(iter(self._sweeps))]
+        return sweep
 
-    # ---- runs ----------------------------------------------------------------------------------------------------
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        return tuple(self._given_rates or self.sweep.rates)
+    # ---- curves and their runs -----------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> list[Setting]:
-        """One a curve, without repetition: what the controls say, then what was kept."""
-        return list(dict.fromkeys([self.setting, *self.kept]))
+    def place(self) -> tuple[str, str, str]:
+        return self.gpu, self.model, self.workload
+
+    @property
+    def sweep(self) -> Sweep:
+        return self.find_sweep()
+
+    @property
+    def line(self) -> Line:
+        """What the controls say."""
+        return Line(self.place, self.setting)
+
+    @property
+    def lines(self) -> list[Line]:
+        """One a curve, without repetition: what the controls say, what is compared there, what was kept."""
+        here = [Line(self.place, setting) for setting in (self.setting, *self.compared)]
+        return list(dict.fromkeys([*here, *self.kept]))
+
+    def name(self, line: Line) -> str:
+        """Its setting, and what of its place another curve does not share."""
+        gpu, model, workload = line.place
+        others = zip(*(line.place for line in self.lines), strict=True)
+        gpus, models, workloads = (len(set(names)) > 1 for names in others)
+        where = " ".join([model] * models + [f"on {gpu}"] * gpus + [f"with {workload}"] * workloads)
+        return f"{line.setting.name}, {where}" if where else line.setting.name
+
+    def rates(self, line: Line) -> tuple[float, ...]:
+        return tuple(self._given_rates or self.find_sweep(line.place).rates)
 
     @property
     def num_each(self) -> int:
         """Requests of a whole run."""
-        return min(self.num_requests, len(self.sweep.workload))
+        return self._num_each(self.chosen[0])
+
+    def _num_each(self, line: Line) -> int:
+        return min(self.num_requests, len(self.find_sweep(line.place).workload))
 
     def simulate(self, num_requests: int) -> Iterator[bool]:
         """Every point with so many requests that is not known yet, those of the chosen curve first. Yields in small
         parts, and True when a point is done."""
-        setting, rate = self.chosen
-        near = [self.chosen, *((setting, other) for other in self.rates)]
-        for key in dict.fromkeys([*near, *((s, r) for s in self.settings for r in self.rates)]):
-            if self._known(*key, min(num_requests, self.num_each)) is None:
-                for _ in self.sweep.run(*key, min(num_requests, self.num_each)):
+        line, rate = self.chosen
+        near = [self.chosen, *((line, other) for other in self.rates(line))]
+        every = [(other, at) for other in self.lines for at in self.rates(other)]
+        for other, at in dict.fromkeys([*near, *every]):
+            num = min(num_requests, self._num_each(other))
+            if self._known(other, at, num) is None:
+                for _ in self.find_sweep(other.place).run(other.setting, at, num):
                     yield False
                 yield True
 
-    def _known(self, setting: Setting, rate: float, least: int) -> Point | None:
+    def _known(self, line: Line, rate: float, least: int) -> Point | None:
         """The whole run, or else the first look, if it has `least` requests."""
-        found = (self.sweep.known(setting, rate, n) for n in (self.num_each, FIRST_LOOK) if n >= least)
+        sweep = self.find_sweep(line.place)
+        found = (sweep.known(line.setting, rate, n) for n in (self._num_each(line), FIRST_LOOK) if n >= least)
         return next((point for point in found if point is not None), None)
 
     def point(self) -> Point:
         """The chosen run, as far as it is known; a first look is made if there is none."""
-        return self._known(*self.chosen, 0) or self.sweep.point(*self.chosen, min(FIRST_LOOK, self.num_each))
+        line, rate = self.chosen
+        first_look = min(FIRST_LOOK, self.num_each)
+        return self._known(line, rate, 0) or self.find_sweep(line.place).point(line.setting, rate, first_look)
 
-    def points(self, setting: Setting) -> list[Point]:
+    def points(self, line: Line) -> list[Point]:
         """Of a curve, its whole runs when all are known; until then first looks, as far as they are: of one curve, a
         line through both would go to and fro."""
-        runs = [self.sweep.known(setting, rate, self.num_each) for rate in self.rates]
+        sweep, rates = self.find_sweep(line.place), self.rates(line)
+        runs = [sweep.known(line.setting, rate, self._num_each(line)) for rate in rates]
         if None in runs:
-            runs = [
-                self.sweep.known(setting, rate, FIRST_LOOK) or run for rate, run in zip(self.rates, runs, strict=True)
-            ]
+            looks = [sweep.known(line.setting, rate, FIRST_LOOK) for rate in rates]
+            runs = [look or run for look, run in zip(looks, runs, strict=True)]
         return [run for run in runs if run is not None]
 
-    def is_rough(self, point: Point) -> bool:
+    def is_rough(self, line: Line, point: Point) -> bool:
         """Whether it is a first look yet."""
-        return point.num_requests < self.num_each
+        return point.num_requests < self._num_each(line)
 
     # ---- the frontier --------------------------------------------------------------------------------------------
 
     def draw(self, width: int = 880) -> Frontier:
         """The frontier of all runs made so far."""
-        curves = {setting: self.points(setting) for setting in self.settings}
-        marks = {setting: [self._mark(point) for point in points] for setting, points in curves.items()}
-        setting, rate = self.chosen
-        in_focus, cost = curves[setting], self.sweep.cost
+        curves = {line: self.points(line) for line in self.lines}
+        marks = {line: [self._mark(line, point) for point in points] for line, points in curves.items()}
+        line, rate = self.chosen
+        in_focus, cost = curves[line], self.find_sweep(line.place).cost
         limit_s = self.ttft_s if self.x == TTFT else self.itl_s
         return frontier(
-            [Curve(setting.name, found) for setting, found in marks.items()],
+            [Curve(self.name(line), found) for line, found in marks.items()],
             title=self._finding(curves), x_name=f"{self.x} in seconds",
             y_name=self._y_name, caption=self._caption(), table=self._table(curves),
-            limit=(limit_s, f"limit {round_ms(limit_s)}"), focus=list(curves).index(setting),
-            chosen=marks[setting][[point.rate for point in in_focus].index(rate)], large=self._large(in_focus),
+            limit=(limit_s, f"limit {round_ms(limit_s)}"), focus=list(curves).index(line),
+            chosen=marks[line][[point.rate for point in in_focus].index(rate)], large=self._large(line, in_focus),
             bounds=[
-                (float(setting.max_num_seqs), f"batch cap {setting.max_num_seqs}"),
+                (float(line.setting.max_num_seqs), f"batch cap {line.setting.max_num_seqs}"),
                 (cost.critical_batch(), f"critical batch F/BW {cost.critical_batch():.0f}"),
             ],
             width=width,
@@ -157,13 +193,13 @@ class ParetoView:
     def goodput(self, point: Point) -> float:
         return point.goodput(self.ttft_s, self.itl_s)
 
-    def _mark(self, point: Point) -> Mark:
+    def _mark(self, line: Line, point: Point) -> Mark:
         x, y = self.xy(point)
-        is_rough = self.is_rough(point)
+        is_rough = self.is_rough(line, point)
         kept = point.keeps(self.ttft_s, self.itl_s) and not is_rough
         verdict = f"{'both' if kept else 'not both'} within their limits"
         hover = (
-            f"{point.setting.name}, {point.rate:g} requests/s: {point.tokens_per_s:,.0f} tokens/s, "
+            f"{self.name(line)}, {point.rate:g} requests/s: {point.tokens_per_s:,.0f} tokens/s, "
             f"TTFT p99 {said_s(point.summary.ttft_p99_s)}, ITL p99 {said_s(point.summary.itl_p99_s)}; "
             f"{f'first look with {point.num_requests} requests' if is_rough else verdict}"
         )
@@ -173,58 +209,67 @@ class ParetoView:
         """The highest of the rates whose p99 of TTFT and ITL are both within the limits; 0: none."""
         return max((p.rate for p in points if p.keeps(self.ttft_s, self.itl_s)), default=0.0)
 
-    def _large(self, points: Sequence[Point]) -> tuple[str, list[str]]:
+    def _large(self, line: Line, points: Sequence[Point]) -> tuple[str, list[str]]:
         """What the curve in focus carries."""
-        rate, name = self.carries(points), self.chosen[0].name
-        if any(map(self.is_rough, points)):
+        rate, name = self.carries(points), line.setting.name
+        if self._is_look(line, points):
             return "…", [f"first look: whole runs will say what {name} carries"]
         if rate:
-            least = "≥ " if rate == max(self.rates) else ""
+            least = "≥ " if rate == max(self.rates(line)) else ""
             return f"{least}{rate:g}/s", [f"requests with {name}: both p99 within the limits"]
         return "none", [f"of {len(points)} rates with {name} has both p99 within the limits"]
 
-    def _finding(self, curves: Mapping[Setting, list[Point]]) -> str:
+    def _is_look(self, line: Line, points: Sequence[Point]) -> bool:
+        return any(self.is_rough(line, point) for point in points)
+
+    def _finding(self, curves: Mapping[Line, list[Point]]) -> str:
         """What each curve carries, if its whole runs are known: few requests say too much, because a queue has no time
         to grow."""
-        looks = [setting.name for setting, points in curves.items() if any(map(self.is_rough, points))]
+        looks = [line for line, points in curves.items() if self._is_look(line, points)]
         if len(looks) == len(curves):
             return f"First look, {FIRST_LOOK} requests a point: whole runs will say what each setting carries"
         limits = f"{TTFT} ≤ {round_ms(self.ttft_s)} and {ITL} ≤ {round_ms(self.itl_s)}"
         said = [
-            f"{setting.name} carries {self._rates_said(self.carries(points))}"
-            for setting, points in curves.items()
-            if setting.name not in looks
+            f"{self.name(line)} carries {self._rates_said(line, self.carries(points))}"
+            for line, points in curves.items()
+            if line not in looks
         ]
-        more = f". First look yet: {joined(looks)}" if looks else ""
+        more = f". First look yet: {joined(list(map(self.name, looks)))}" if looks else ""
         return f"Within {limits}: {'; '.join(said[:3])}{more}"
 
-    def _rates_said(self, rate: float) -> str:
+    def _rates_said(self, line: Line, rate: float) -> str:
         if not rate:
             return "none of the rates"
-        return f"{rate:g} requests/s" + (" or more" if rate == max(self.rates) else "")
+        return f"{rate:g} requests/s" + (" or more" if rate == max(self.rates(line)) else "")
 
     def _caption(self) -> str:
-        workload, device = self.sweep.workload, self.sweep.device
-        where = f"on one {device.name}" if device.table is not None else f"on {device.name}, {device.source}"
+        workload = self.find_sweep(self.chosen[0].place).workload
+        places = dict.fromkeys(line.place for line in self.lines)
         return (
-            f"Simulated for {self.model} {where}, not measured: the engine's own scheduler, {self.num_each:,} requests "
-            f"of {workload.name} at each rate, step times of a roofline. Up and left is better. Filled: the p99 of "
+            f"Simulated for {joined(list(dict.fromkeys(map(self._machine, places))))}, not measured: the engine's own "
+            f"scheduler, {self.num_each:,} requests of {workload.name} at each rate, step times of a roofline. Up and "
+            "left is better. Filled: the p99 of "
             "TTFT and that of ITL, over all gaps together, are both within the limits; hollow: one is not. Goodput is "
             "stricter: an answer counts only if its TTFT and every gap are. The curves bend where requests begin to "
             "wait. Rates are counted from a tenth of the arrivals to the last one, while the engine neither fills nor "
             "runs empty; latencies are those of all requests."
         )
 
-    def _table(self, curves: Mapping[Setting, list[Point]]) -> tuple[list[str], list[list[object]]]:
+    def _machine(self, place: tuple[str, str, str]) -> str:
+        device = self.find_sweep(place).device
+        on = f"on one {device.name}" if device.table is not None else f"on {device.name}, {device.source}"
+        return f"{place[1]} {on}"
+
+    def _table(self, curves: Mapping[Line, list[Point]]) -> tuple[list[str], list[list[object]]]:
         header = ["setting", "requests/s", "tokens/s", "answers/s", "goodput/s", "TTFT p99 (s)", "ITL p99 (s)",
                   "E2E mean (s)", "in flight", "both p99 kept", "requests"]  # fmt: skip
         rows: list[list[object]] = [
             [
-                setting.name, p.rate, p.tokens_per_s, p.answer_rate, self.goodput(p), p.summary.ttft_p99_s,
+                self.name(line), p.rate, p.tokens_per_s, p.answer_rate, self.goodput(p), p.summary.ttft_p99_s,
                 p.summary.itl_p99_s, p.summary.e2e_mean_s, p.in_flight,
                 "yes" if p.keeps(self.ttft_s, self.itl_s) else "no", p.num_requests,
             ]
-            for setting, points in curves.items()
+            for line, points in curves.items()
             for p in points
         ]  # fmt: skip
         return header, rows
@@ -233,10 +278,12 @@ class ParetoView:
 
     def story(self) -> list[tuple[str, str]]:
         """What the chosen run gave, and what Little's law and the critical batch say of it."""
-        point = self.point()
-        rough = f", first look with {point.num_requests} requests" if self.is_rough(point) else ""
+        point, line = self.point(), self.chosen[0]
+        rough = f", first look with {point.num_requests} requests" if self.is_rough(line, point) else ""
+        none = self._why_none(line)
         return [
-            (f"{point.setting.name} at {point.rate:g} requests/s{rough}", self._performance(point)),
+            (f"{self.name(line)} at {point.rate:g} requests/s{rough}", self._performance(point)),
+            *([("No rate keeps the limits", none)] if none else []),
             ("Little's law", self._littles_law(point)),
             ("Critical batch", self._critical_batch(point)),
         ]
@@ -248,8 +295,10 @@ class ParetoView:
             for name, value, limit in ((TTFT, said.ttft_p99_s, self.ttft_s), (ITL, said.itl_p99_s, self.itl_s))
         ]
         good = point.num_good(self.ttft_s, self.itl_s)
+        is_even = abs(point.arrival_rate / point.rate - 1) < 0.05
+        arrive = "requests arrive" if is_even else f"{point.arrival_rate:.3g} requests/s arrive (the rate varies)"
         text = (
-            f"{point.tokens_per_s:,.0f} tokens/s while requests arrive; {', '.join(kept)}. Goodput "
+            f"{point.tokens_per_s:,.0f} tokens/s while {arrive}; {', '.join(kept)}. Goodput "
             f"{self.goodput(point):.3g}/s: {good} of the {plural(point.num_answers, 'answer')} in that time kept the "
             "limits with TTFT and every gap"
         )
@@ -259,11 +308,26 @@ class ParetoView:
             text += f". {plural(said.num_refused, 'request')} can never be served and are refused"
         return f"{text}."
 
+    def _why_none(self, line: Line) -> str:
+        """What the lightest load says where no rate is within the limits."""
+        points = self.points(line)
+        if self._is_look(line, points) or self.carries(points):
+            return ""
+        lightest = points[0]
+        ttft, itl = lightest.summary.ttft_p99_s, lightest.summary.itl_p99_s
+        broken = [("TTFT", ttft)] * (ttft > self.ttft_s) + [("ITL", itl)] * (itl > self.itl_s)
+        said = [f"{name} p99 is {said_s(value)}" for name, value in broken]
+        if not said:
+            return "Requests are refused."
+        cures = ["wider limits", "shorter prompts", "a lower rate"] if ttft > self.ttft_s else ["a wider limit"]
+        cures += ["a smaller chunk"] if itl > self.itl_s and line.setting.batching == MIXED else []
+        return f"At {lightest.rate:g} requests/s, the lightest load, {' and '.join(said)}. Try {joined(cures)}."
+
     def _littles_law(self, point: Point) -> str:
         waiting = f"of which {_three(point.num_waiting)} wait for a slot"
         if not point.num_answers:
             return f"no answer was complete while requests arrived; {_three(point.in_flight)} in flight, {waiting}."
-        grows = point.answer_rate < 0.8 * point.rate and not self.is_rough(point)
+        grows = point.answer_rate < 0.8 * point.rate and point.num_requests == self.num_each
         return (
             f"{_three(point.answer_rate)} answers/s × {_three(point.seconds_each)} s in the system for each = "
             f"{_three(point.in_flight)} requests in flight on average, {waiting}."
@@ -271,7 +335,7 @@ class ParetoView:
         )
 
     def _critical_batch(self, point: Point) -> str:
-        cost = self.sweep.cost
+        cost = self.find_sweep(self.chosen[0].place).cost
         critical = cost.critical_batch()
         return (
             f"F/BW = {critical:.0f} tokens a step, with {percent(cost.eff_compute)} of the FLOPs and "
@@ -292,16 +356,18 @@ class ParetoView:
                  ("throughput then", f"{point.tokens_per_s:.1f} tokens/s"),
                  ("goodput then", f"{self.goodput(point):.3g} requests/s"),
                  ("in flight then", f"{point.in_flight:.3g} requests")]  # fmt: skip
-        return table_html([f"{point.setting.name} at {point.rate:g}/s", "simulated"], rows)
+        return table_html([f"{self.name(self.chosen[0])} at {point.rate:g}/s", "simulated"], rows)
 
     # ---- its steps -----------------------------------------------------------------------------------------------
 
     def moments(self) -> list[Moment]:
         """Of the chosen run; none as long as they are not found."""
-        return self.sweep.known_moments(*self.chosen, self.num_each)
+        line, rate = self.chosen
+        return self.find_sweep(line.place).known_moments(line.setting, rate, self.num_each)
 
     def find_moments(self) -> Iterator[None]:
-        return self.sweep.find_moments(*self.chosen, self.num_each)
+        line, rate = self.chosen
+        return self.find_sweep(line.place).find_moments(line.setting, rate, self.num_each)
 
     def shown_moment(self) -> Moment:
         """The one that was asked for where this run has it, or else the most telling."""
@@ -310,13 +376,13 @@ class ParetoView:
 
     def steps(self, width: int = 880) -> Figure:
         """Some steps of the chosen run around that moment, on the clock."""
-        setting, rate = self.chosen
+        line, rate = self.chosen
         moment = self.shown_moment()
         shown = moment.trace.steps[:NUM_STEPS]
         longest = max((step.end_s - step.start_s for step in shown), default=0.0)
         title = (
-            f"{setting.name} at {rate:g} requests/s, {moment.name}: the longest of {plural(len(shown), 'step')} takes "
-            f"{said_s(longest)}"
+            f"{self.name(line)} at {rate:g} requests/s, {moment.name}: the longest of {plural(len(shown), 'step')} "
+            f"takes {said_s(longest)}"
         )
         return timeline(
             moment.trace, axis="time", queue=True, title=title, first_step=moment.first_step,

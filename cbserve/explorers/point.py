@@ -86,6 +86,11 @@ class Point:
         return sum(map(self.window.holds, self.window.ends_s))
 
     @property
+    def arrival_rate(self) -> float:
+        """Requests a second that arrived within the window: `rate` is the mean over the whole run."""
+        return self._a_second(self.num_requests - 1 - int(WARM_UP * self.num_requests))
+
+    @property
     def answer_rate(self) -> float:
         return self._a_second(self.num_answers)
 

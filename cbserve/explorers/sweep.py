@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.metrics import mean
-from cbserve.core.plan import StepPlan
 from cbserve.core.policies import Policy
 from cbserve.core.trace import Trace
-from cbserve.executors.timing import timing_row
 from cbserve.explorers.moments import Moment, moments
 from cbserve.explorers.point import Point, Window
 from cbserve.explorers.setting import STATIC, Setting
 from cbserve.sim.device import device_of
 from cbserve.sim.point import CHUNK, UTILIZATION
 from cbserve.sim.settings import Settings
-from cbserve.simulation import simulating
+from cbserve.simulation import simulate, simulating
 from cbserve.workloads.workload import Workload
 
-SHARES = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)  # of what the hardware can do: the rates of a curve
+SHARES = (0.2, 0.45, 0.75, 1.0, 1.25, 1.5)  # of what `BACKLOG` requests get at once: the rates of a curve
+BACKLOG = 120
 MAX_RUNS, MAX_MOMENTS = 400, 8  # kept
 Key = tuple[Setting, float, int]
 
@@ -107,18 +106,16 @@ class Sweep:
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
-        """Requests a second, from a light load to about what the hardware can do, two digits each."""
-        most = 1 / self._seconds_each(128)
+        """Requests a second, two digits each, from a light load to more than the first setting carries: a batch that
+        fills and runs empty gives less than a full one."""
+        workload = self.workload.first(BACKLOG)
+        workload = replace(workload, jobs=[replace(job, arrival_s=0.0) for job in workload.jobs])
+        fold = simulate(
+            workload, self.cost, self.num_blocks(Setting()), self.cost.block_size, Setting().make(),
+            max_tokens=self.max_tokens, max_model_len=self.device.max_model_len, keep_trace=False,
+        ).fold  # fmt: skip
+        most = len(fold.e2e_s) / fold.makespan_s if fold.e2e_s else 1.0  # all are refused
         return tuple(dict.fromkeys(float(f"{most * share:.2g}") for share in SHARES))
-
-    def _seconds_each(self, batch: int) -> float:
-        """Seconds of the hardware that a mean request takes: its prefill, and its part of full decode steps."""
-        prompt = round(mean([len(job.prompt) for job in self.workload.jobs]))
-        answer = mean([job.num_output_tokens for job in self.workload.jobs])
-        context = prompt + round(answer / 2)
-        batch = max(1, min(batch, self.num_blocks(Setting()) // -(-context // self.cost.block_size)))
-        decodes = [timing_row(context, 1, ())] * batch
-        return self.cost(StepPlan(0, [timing_row(0, prompt, ())])) + answer * self.cost(StepPlan(0, decodes)) / batch
 
 
 def _keep(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:

@@ -18,7 +18,7 @@ from cbserve.calibration import Calibration
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
-from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT
+from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT, Line
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.pressable import WIDTHS
 from cbserve.explorers.scene import Control
@@ -54,6 +54,11 @@ def made(**options: Any) -> ParetoExplorer:
     explorer = pareto_explorer(**{"num_requests": NUM, "rates": RATES, "settings": SMALL, **options})
     explorer.build()
     return explorer
+
+
+def at(explorer: ParetoExplorer, setting: Setting, rate: float) -> tuple[Line, float]:
+    """A point of a curve on the machine that is chosen."""
+    return Line(explorer.place, setting), rate
 
 
 @pytest.fixture
@@ -120,7 +125,7 @@ def test_a_slider_changes_curve_table_and_words(explorer: ParetoExplorer) -> Non
     assert explorer.picture.value != picture
     assert f"{point.tokens_per_s:,.0f} tokens/s" in explorer.sentence.value
     assert f"{point.tokens_per_s:.1f} tokens/s" in explorer.table.value
-    assert explorer.points_menu.value == (Setting(max_num_seqs=4), RATES[1])
+    assert explorer.points_menu.value == at(explorer, Setting(max_num_seqs=4), RATES[1])
     assert {name for name, _ in table_of(explorer)} == {"chunk 512, batch 4", SMALL[1].name}
     assert "chunk 512, batch 4" in explorer.steps_picture.value
 
@@ -176,7 +181,8 @@ def test_a_first_look_says_that_it_is_one_until_whole_runs_have_replaced_it() ->
     assert "within their limits" not in rough.svg  # no point is filled before its whole run
     assert f"first look with {FIRST_LOOK} requests" in words(explorer)
     assert {row["requests"] for row in table_of(explorer).values()} == {FIRST_LOOK}
-    explorer.sweep.point(*explorer.chosen, LONG)  # a curve is of one kind: it changes when all its runs are whole
+    explorer.sweep.point(explorer.setting, explorer.chosen[1], LONG)
+    # a curve is of one kind: it changes when all its runs are whole
     assert explorer.draw().svg.count(faint) == 6 and "first look" not in words(explorer)
     explorer.sweep.point(SMALL[0], RATES[0], LONG)
     half = explorer.draw()
@@ -221,7 +227,7 @@ def test_the_live_picture_is_there_before_the_whole_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr(showing, "has_kernel", lambda: True)
     monkeypatch.setattr(
         "IPython.display.display",
-        lambda data, **_: shown.append((data, explorer.sweep.known(*explorer.chosen, LONG) is not None)),
+        lambda data, **_: shown.append((data, explorer.point().num_requests == LONG)),
     )
 
     async def cell() -> None:
@@ -257,7 +263,7 @@ def test_where_a_person_waits_the_cell_ends_with_first_looks_and_what_is_saved_f
     async def cell() -> str:
         explorer._ipython_display_()
         (handle,) = handles
-        assert "First look" in handle.html and explorer.sweep.known(*explorer.chosen, LONG) is None
+        assert "First look" in handle.html and explorer.sweep.known(explorer.setting, explorer.chosen[1], LONG) is None
         while not explorer._background._task.done():
             await asyncio.sleep(PAUSE_S)
         whole = handle.html
@@ -292,11 +298,11 @@ def test_the_moment_that_is_chosen_last_stays_shown(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("cbserve.explorers.showing.SLICE_S", -1.0)  # every part is a slice
     explorer = made(rates=RATES[1:])
     for rate in RATES[1:]:
-        explorer.points_menu.value = (SMALL[0], rate)
+        explorer.points_menu.value = at(explorer, SMALL[0], rate)
         assert [moment.kind for moment in explorer.moments()] == ["queue", "start"]
 
     async def choose() -> None:
-        explorer.points_menu.value = (SMALL[0], RATES[1])
+        explorer.points_menu.value = at(explorer, SMALL[0], RATES[1])
         await asyncio.sleep(num_slices * PAUSE_S)
         explorer.moments_menu.value = "start"
         while not explorer._background._task.done():
@@ -379,10 +385,10 @@ def test_a_point_is_chosen_with_mouse_or_list(explorer: ParetoExplorer) -> None:
     assert len(seen) == len(SMALL) * len(RATES)
     number = next(i for i, b in enumerate(buttons) if b.tooltip == f"{SMALL[1].name} at 9 requests/s")
     buttons[number].click()
-    assert explorer.points_menu.value == (SMALL[1], 9.0)
+    assert explorer.points_menu.value == at(explorer, SMALL[1], 9.0)
     assert f"{SMALL[1].name} at 9 requests/s" in explorer.sentence.value
     assert f"{SMALL[1].name} at 9 requests/s" in explorer.steps_picture.value
-    explorer.points_menu.value = (SMALL[0], 1.0)
+    explorer.points_menu.value = at(explorer, SMALL[0], 1.0)
     assert f"{SMALL[0].name} at 1 requests/s" in explorer.sentence.value
     for width in WIDTHS:  # each button lies over its point
         figure = explorer.draw(width)
@@ -395,7 +401,7 @@ def test_the_strip_and_the_large_number_follow_the_chosen_curve() -> None:
     other = Setting(max_num_seqs=8)
     explorer = made(settings=(Setting(), other))
     for setting, cap, not_shown in ((other, 8, 64), (Setting(), 64, 8)):
-        explorer.points_menu.value = (setting, 4.0)
+        explorer.points_menu.value = at(explorer, setting, 4.0)
         texts = [box.text for box in viz_checks.texts(explorer.draw().svg)]
         assert any(text.startswith(f"Requests in flight with {setting.name} ") for text in texts)
         assert f"batch cap {cap}" in texts and f"batch cap {not_shown}" not in texts
@@ -418,12 +424,54 @@ def test_a_chosen_curve_that_makes_room_for_others_is_chosen_no_more(explorer: P
     for cap in (1, 2, 4):
         explorer.cap.value = cap
         explorer.keep.click()
-    explorer.points_menu.value = (SMALL[1], 4.0)
+    explorer.points_menu.value = at(explorer, SMALL[1], 4.0)
     explorer.cap.value = 8
-    explorer.points_menu.value = (SMALL[1], 4.0)
+    explorer.points_menu.value = at(explorer, SMALL[1], 4.0)
     explorer.keep.click()
-    assert SMALL[1] not in explorer.settings and explorer.chosen == (Setting(max_num_seqs=8), 4.0)
+    assert Line(explorer.place, SMALL[1]) not in explorer.lines
+    assert explorer.chosen == at(explorer, Setting(max_num_seqs=8), 4.0)
     assert "batch 8 at 4 requests/s" in explorer.sentence.value
+
+
+def test_a_kept_curve_stays_on_its_machine(explorer: ParetoExplorer) -> None:
+    explorer.forget.click()
+    here = explorer.sweep.point(SMALL[0], 4.0, NUM).summary.ttft_p99_s
+    explorer.keep.click()
+    assert f"Kept: {SMALL[0].name}, Llama-3.1-8B on A100-80 SXM" in explorer.kept_said.value
+    explorer.gpus.value = "H100 SXM"
+    there = explorer.sweep.point(SMALL[0], 4.0, NUM).summary.ttft_p99_s
+    names, rows = [f"{SMALL[0].name}, on {gpu}" for gpu in ("H100 SXM", "A100-80 SXM")], table_of(explorer)
+    assert list(dict.fromkeys(name for name, _ in rows)) == names and there < here
+    assert [rows[name, 4.0]["TTFT p99 (s)"] for name in names] == [there, here]
+    assert "Llama-3.1-8B on one H100 SXM and Llama-3.1-8B on one A100-80 SXM" in explorer.draw().caption
+    viz_checks.check(explorer.draw().svg)
+    next(b for b in explorer.pressable.buttons if b.tooltip == f"{names[1]} at 9 requests/s").click()
+    assert explorer.chosen[0].place[0] == "A100-80 SXM" and names[1] in explorer.steps_picture.value
+    explorer.models.value = "Qwen2.5-0.5B"  # the curve of what the controls say is chosen then
+    assert explorer.name(explorer.chosen[0]) == f"{SMALL[0].name}, Qwen2.5-0.5B on H100 SXM"
+    explorer.forget.click()
+    assert explorer.kept_said.value == "" and {name for name, _ in table_of(explorer)} == {SMALL[0].name}
+
+
+def test_where_nothing_is_carried_the_lightest_load_says_why() -> None:
+    explorer = made(settings=SMALL[:1], ttft_s=0.001, itl_s=0.001)
+    said = dict(explorer.story())["No rate keeps the limits"]
+    lightest = explorer.sweep.point(SMALL[0], RATES[0], NUM).summary
+    assert said.startswith(f"At 1 requests/s, the lightest load, TTFT p99 is {said_s(lightest.ttft_p99_s)} and ITL p99")
+    assert said.endswith("Try wider limits, shorter prompts, a lower rate and a smaller chunk.")
+    explorer.ttft.value, explorer.itl.value = 10.0, 1.0
+    assert "No rate keeps the limits" not in dict(explorer.story())
+    assert ">≥ 9/s<" in explorer.picture.value and "carries 9 requests/s or more" in explorer.draw().title
+
+
+def test_a_rate_that_varies_is_told_as_it_was_while_answers_were_counted() -> None:
+    times = [*range(0, 60, 6), *range(60, 110)]  # one every six seconds, then six times as many
+    explorer = made(
+        workload=Workload("late", [Job(at, range(100), 5) for at in times]), rates=(0.5,), settings=SMALL[:1]
+    )
+    point = explorer.point()
+    assert point.arrival_rate == pytest.approx(44 / point.window.seconds) and point.arrival_rate > 0.6
+    assert f"while {point.arrival_rate:.3g} requests/s arrive (the rate varies)" in words(explorer)
 
 
 def test_static_batching_and_another_policy(explorer: ParetoExplorer) -> None:
@@ -446,7 +494,7 @@ def test_the_steps_open_at_a_telling_moment_and_can_be_moved() -> None:
         viz_checks.check(explorer.steps().svg)
         seen.add(explorer.steps_picture.value)
     assert len(seen) == 3
-    explorer.points_menu.value = (SMALL[0], 9.0)  # what was asked for holds for the next run too
+    explorer.points_menu.value = at(explorer, SMALL[0], 9.0)  # what was asked for holds for the next run too
     assert explorer.moments_menu.value == "start" and "at 9 requests/s, the beginning" in explorer.steps_picture.value
 
 
@@ -562,7 +610,7 @@ def test_a_workload_of_ones_own_comes_first_in_the_menu() -> None:
         ({"settings": (Setting(policy="nobody"),)}, FigureError),
         ({"rates": ()}, FigureError),
         ({"rates": (4.0, 1.0)}, FigureError),
-        ({"workload": "chat"}, FigureError),
+        ({"workload": "chats"}, FigureError),
         ({"gpu": "t4"}, InvalidRequestError),
         ({"model": "gpt-9"}, Exception),
     ],
