@@ -315,8 +315,8 @@ def pareto_explorer(
     rates: Sequence[float] | None = None,
     settings: Sequence[Setting] = COMPARED,
     policies: Mapping[str, Callable[[], Policy]] = POLICIES,
-    ttft_s: float = 1.0,
-    itl_s: float = 0.1,
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
     num_blocks: int | None = None,
 ) -> ParetoExplorer:
     """Throughput against latency, with controls: each curve is a setting, each point a rate of requests.
@@ -339,7 +339,7 @@ def pareto_explorer(
         rates: requests a second, rising; None: six, up to about what the hardware can do.
         settings: the first is what the controls begin with, the others are curves to compare with.
         policies: name -> what makes a policy, for the menu.
-        ttft_s, itl_s: limits of TTFT and ITL, in seconds.
+        ttft_s, itl_s: limits of TTFT and ITL, in seconds; None: 1 and 0.1, or 5 and 0.5 where a CPU was calibrated.
         num_blocks: of the KV cache; None: what the device has room for, as in `cbserve sim`.
 
     Raises:
@@ -360,7 +360,9 @@ def pareto_explorer(
     else:
         own = _workload(workload, most)
         works = {own.name: own, **works}
-    return ParetoExplorer(machines, works, num_requests, rates, settings, policies, ttft_s, itl_s, num_blocks)
+    most_s = (5.0, 0.5) if machines.is_cpu else (1.0, 0.1)
+    limits_s = [most if given is None else given for given, most in zip((ttft_s, itl_s), most_s, strict=True)]
+    return ParetoExplorer(machines, works, num_requests, rates, settings, policies, *limits_s, num_blocks)
 
 
 def _chats(num_requests: int) -> Workload:

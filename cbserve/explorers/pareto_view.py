@@ -104,8 +104,8 @@ class ParetoView:
         gpu, model, workload = line.place
         others = zip(*(line.place for line in self.lines), strict=True)
         gpus, models, workloads = (len(set(names)) > 1 for names in others)
-        where = " ".join([model] * models + [f"on {gpu}"] * gpus + [f"with {workload}"] * workloads)
-        return f"{line.setting.name}, {where}" if where else line.setting.name
+        parts = [f", {model}"] * models + [f" on {gpu}"] * gpus + [f" with {workload}"] * workloads
+        return "".join([line.setting.name, *parts])
 
     def rates(self, line: Line) -> tuple[float, ...]:
         return tuple(self._given_rates or self.find_sweep(line.place).rates)
@@ -229,9 +229,10 @@ class ParetoView:
         if len(looks) == len(curves):
             return f"First look, {FIRST_LOOK} requests a point: whole runs will say what each setting carries"
         limits = f"{TTFT} ≤ {round_ms(self.ttft_s)} and {ITL} ≤ {round_ms(self.itl_s)}"
+        first = [self.chosen[0], self.line, *self.kept, *curves]
         said = [
-            f"{self.name(line)} carries {self._rates_said(line, self.carries(points))}"
-            for line, points in curves.items()
+            f"{self.name(line)} carries {self._rates_said(line, self.carries(curves[line]))}"
+            for line in dict.fromkeys(first)
             if line not in looks
         ]
         more = f". First look yet: {joined(list(map(self.name, looks)))}" if looks else ""

@@ -440,10 +440,11 @@ def test_a_kept_curve_stays_on_its_machine(explorer: ParetoExplorer) -> None:
     assert f"Kept: {SMALL[0].name}, Llama-3.1-8B on A100-80 SXM" in explorer.kept_said.value
     explorer.gpus.value = "H100 SXM"
     there = explorer.sweep.point(SMALL[0], 4.0, NUM).summary.ttft_p99_s
-    names, rows = [f"{SMALL[0].name}, on {gpu}" for gpu in ("H100 SXM", "A100-80 SXM")], table_of(explorer)
+    names, rows = [f"{SMALL[0].name} on {gpu}" for gpu in ("H100 SXM", "A100-80 SXM")], table_of(explorer)
     assert list(dict.fromkeys(name for name, _ in rows)) == names and there < here
     assert [rows[name, 4.0]["TTFT p99 (s)"] for name in names] == [there, here]
     assert "Llama-3.1-8B on one H100 SXM and Llama-3.1-8B on one A100-80 SXM" in explorer.draw().caption
+    assert all(f"{name} carries" in explorer.draw().title for name in names)
     viz_checks.check(explorer.draw().svg)
     next(b for b in explorer.pressable.buttons if b.tooltip == f"{names[1]} at 9 requests/s").click()
     assert explorer.chosen[0].place[0] == "A100-80 SXM" and names[1] in explorer.steps_picture.value
@@ -540,6 +541,10 @@ def test_this_machine_is_in_the_menu_once_it_is_calibrated(calibration: Calibrat
     assert not explorer.models.disabled and "Qwen2.5-0.5B on one A100-80 SXM" in explorer.caption.value
     same = made(gpu="this", rates=(0.01,), settings=SMALL[:1])
     assert same.gpus.value == name and same.models.value == "Qwen2.5-0.5B"
+    # What a CPU can answer: short chats, with limits that fit, unless others are asked for
+    assert same.works.value == "short chats" and (same.ttft.value, same.itl.value) == (5.0, 0.5)
+    conv = made(gpu="this", rates=(0.01,), settings=SMALL[:1], workload="conv", ttft_s=2.0)
+    assert conv.works.value == "Azure conv (twin)" and (conv.ttft.value, conv.itl.value) == (2.0, 0.5)
 
 
 def test_a_calibration_in_a_file_is_a_machine_too(calibration: Calibration, tmp_path: Path) -> None:
