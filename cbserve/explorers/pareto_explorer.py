@@ -6,42 +6,29 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from html import escape
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from cbserve.core.policies import Policy
 from cbserve.errors import CBServeError, FigureError
+from cbserve.explorers.curves import FIRST_LOOK, Line
 from cbserve.explorers.machines import Machines
-from cbserve.explorers.pareto_view import (
-    FIRST_LOOK,
-    GOODPUT,
-    ITL,
-    REQUESTS,
-    TOKENS,
-    TTFT,
-    Line,
-    ParetoView,
-)
+from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
 from cbserve.explorers.point import Point
 from cbserve.explorers.pressable import WIDTHS, PressablePicture, in_widths
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
 from cbserve.explorers.showing import Background, alert, choices, show, told
-from cbserve.twin import chat_workload
+from cbserve.explorers.traffic import traffic
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
 from cbserve.viz.style import round_ms
-from cbserve.workloads.arrivals import poisson
-from cbserve.workloads.readers import read_trace
-from cbserve.workloads.synthetic import azure_twin
 from cbserve.workloads.workload import Workload
 
 CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TTFTS_S = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
+REQUESTS = (200, 500, 1_000, 2_000)
 ITLS_S = (0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 MAX_KEPT = 4
 COMPARED = (Setting(), Setting("prefill first", 64, 2048), Setting(max_num_seqs=8))
@@ -350,41 +337,10 @@ def pareto_explorer(
         raise FigureError(f"settings={settings!r}: give at least one, with a policy of {', '.join(policies)}")
     if rates is not None and (not rates or list(rates) != sorted(set(rates))):
         raise FigureError(f"rates={rates!r}: give requests a second, rising")
-    machines, most = Machines(gpu, model), max(num_requests, *REQUESTS)
-    works = {name: make(most) for name, make in WORKLOADS.values()}
+    machines = Machines(gpu, model)
     if workload is None:
         workload = "chat" if machines.is_cpu else "conv"
-    if isinstance(workload, str) and workload in WORKLOADS:
-        name = WORKLOADS[workload][0]
-        works = {name: works[name], **works}
-    else:
-        own = _workload(workload, most)
-        works = {own.name: own, **works}
+    works = traffic(workload, max(num_requests, *REQUESTS))
     most_s = (5.0, 0.5) if machines.is_cpu else (1.0, 0.1)
     limits_s = [most if given is None else given for given, most in zip((ttft_s, itl_s), most_s, strict=True)]
-    return ParetoExplorer(machines, works, num_requests, rates, settings, policies, *limits_s, num_blocks)
-
-
-def _chats(num_requests: int) -> Workload:
-    """Those of `cbserve twin`, as a Poisson process."""
-    chats = chat_workload(num_requests)
-    times = poisson(num_requests, 1.0)
-    return replace(chats, jobs=[replace(job, arrival_s=at) for job, at in zip(chats.jobs, times, strict=True)])
-
-
-WORKLOADS: Mapping[str, tuple[str, Callable[[int], Workload]]] = {
-    "conv": ("Azure conv (twin)", partial(azure_twin, "conv")),
-    "code": ("Azure code (twin)", partial(azure_twin, "code")),
-    "chat": ("short chats", _chats),
-}
-
-
-def _workload(given: Any, most: int) -> Workload:
-    if isinstance(given, Workload):
-        return given
-    if isinstance(given, str | os.PathLike) and Path(given).is_file():
-        return read_trace(given, most)
-    raise FigureError(
-        f"workload={str(given)[:60]!r}: must be 'conv', 'code', 'chat', the path of a trace (an Azure CSV, Mooncake "
-        "JSONL or vLLM bench file that is there), or a Workload, such as read_trace(path) gives"
-    )
+    return ParetoExplorer(*limits_s, machines, works, num_requests, rates, settings, policies, num_blocks)

@@ -11,7 +11,7 @@ import pytest
 from lab_page import LabPage, Server
 
 from cbserve.explorers import Setting
-from cbserve.explorers.pareto_view import FIRST_LOOK
+from cbserve.explorers.curves import FIRST_LOOK
 from cbserve.explorers.pitfall_scenes import cold_start, long_prefill
 from cbserve.explorers.point import Point
 from cbserve.explorers.setting import POLICIES

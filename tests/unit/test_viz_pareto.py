@@ -18,7 +18,8 @@ from cbserve.calibration import Calibration
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import CBServeError, FigureError
 from cbserve.explorers import ParetoExplorer, Scene, Setting, cold_start_scene, long_prefill_scene, pareto_explorer
-from cbserve.explorers.pareto_view import FIRST_LOOK, GOODPUT, ITL, TOKENS, TTFT, Line
+from cbserve.explorers.curves import FIRST_LOOK, Line
+from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT
 from cbserve.explorers.pitfall_scenes import WHOLE
 from cbserve.explorers.pressable import WIDTHS
 from cbserve.explorers.scene import Control
