@@ -59,11 +59,8 @@ class KVCapacity:
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
-        memory = (
-            "as CUDA reports it" if self.gpu.memory_is_reported else "by its name; CUDA reports a little more or less"
-        )
         rows = (
-            ("  memory", self.gpu.memory_bytes, memory),
+            ("  memory", self.gpu.memory_bytes, "as CUDA reports it" if self.gpu.memory_source else "as described"),
             (f"  usable, x {self.utilization:g}", self.utilization * self.gpu.memory_bytes, ""),
             (
                 "- weights",

@@ -12,6 +12,7 @@ from cbserve.core import given
 from cbserve.core.errors import InvalidRequestError
 from cbserve.errors import ModelError
 from cbserve.files import read_object
+from cbserve.hardware.names import did_you_mean
 
 _LARGEST = 2**31  # of a size: no product of them leaves the range of a float
 _KINDS: dict[Any, tuple[type, str]] = {"str": (str, "text"), "bool": (bool, "true or false")}
@@ -266,6 +267,6 @@ def model_shape(model: str | os.PathLike[str] | ModelShape) -> ModelShape:
     if str(model).endswith(".json") or os.path.exists(model):
         return ModelShape.from_config(model)
     raise InvalidRequestError(
-        f"model={given.short(str(model))} is not in the table; take one of {', '.join(map(str.lower, MODELS))}, or "
-        "give the path of a Hugging Face config.json"
+        f"model={given.short(str(model))} is not in the table{did_you_mean(str(model), _BY_NAME)}; take one of "
+        f"{', '.join(map(str.lower, MODELS))}, or give the path of a Hugging Face config.json"
     )

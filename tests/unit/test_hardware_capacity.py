@@ -84,7 +84,7 @@ def test_the_arithmetic_is_shown():
         "28,428 blocks",
     ):
         assert words in shown
-    assert "80.000 GB  by its name" in str(kv_capacity("llama-3.1-8b", "h100"))
+    assert "80.000 GB  as described" in str(kv_capacity("llama-3.1-8b", EIGHTY))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_can_be_asked_instead(mod
 def test_a_refusal_shows_the_arithmetic():
     with pytest.raises(InvalidRequestError) as error:
         kv_capacity("llama-3.1-70b", "h100")
-    for words in ("its weights alone are too large", "141.100 GB", "72.000 GB"):
+    for words in ("its weights alone are too large", "141.100 GB", "76.541 GB"):
         assert words in str(error.value)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -399,8 +400,14 @@ def test_an_interrupted_run_leaves_no_file(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "cbserve", "sim", *arguments], cwd=tmp_path, env=environment, stderr=subprocess.PIPE
     )
+
+    def has_written() -> bool:
+        with suppress(FileNotFoundError):  # the probe of whether it can be written comes and goes
+            return any(path.stat().st_size for path in tmp_path.glob(".run.jsonl.*"))
+        return False
+
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob(".run.jsonl.*")) and time.monotonic() < deadline:
+    while not has_written() and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
