@@ -2,7 +2,8 @@
 
 `cbserve calibrate` measures this machine with the real engine; `cbserve calibrate --from` fits a run of another one.
 This machine has two, in files of their own: one by the clock on the wall, one by the CPU time of one thread. A step
-takes less of the second wherever others use the machine, so neither stands for the other.
+takes less of the second wherever others use the machine, so neither stands for the other; a simulation of this machine
+takes the one that was made last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +33,8 @@ _LINK = "host_link_bytes_s"
 _UNITS = {"overhead_s": (1e3, " ms"), _LINK: (1e-9, " GB/s")}
 
 _AT_LEAST_0 = (lambda v: 0 <= v < math.inf, "a number of at least 0")
-_COUNTS = {"threads": 0, "max_model_len": 1, "cores": 1}  # of the environment, with the least that each can be
+# Of the environment, with the least that each can be.
+_COUNTS = {"threads": 0, "max_model_len": 1, "cores": 1, "memory_bytes": 1}
 
 Made = TypeVar("Made")
 
@@ -154,13 +157,17 @@ class Calibration:
         return errors[len(errors) // 2] if errors else math.nan
 
     def constants(self) -> list[tuple[str, str]]:
-        """(name, value with its error bar) pairs for a table."""
-        rows, has_link = [], _LINK in self.values
+        """(name, value with its error bar) pairs for a table; the loop's part, which `cost` adds, among them."""
+        rows: list[tuple[str, str]] = []
+        has_link = _LINK in self.values
         for name in [*_FITTED, _LINK] if has_link else _FITTED:
             value, error = self.values[name], self.errors.get(name)
             scale, unit = _UNITS.get(name, (1.0, ""))
             bar = " (not fitted)" if error is None else f" ± {error * scale:.3f}" if error else " (at its bound)"
             rows.append((name, f"{value * scale:.3f}{bar}{unit}"))
+            if name == "overhead_s" and self.loop_s:
+                both = f"{1e3 * (value + self.loop_s):.3f} ms a step"
+                rows.append(("loop_s", f"{1e3 * self.loop_s:.3f} ms between two steps, which predictions add: {both}"))
         return rows if has_link else [*rows, (_LINK, "not measured")]
 
     @property
@@ -168,11 +175,22 @@ class Calibration:
         """What the efficiencies are shares of, in words."""
         return f"{self.flops / 1e9:.4g} GFLOP/s and {self.memory_bytes_s / 1e9:.4g} GB/s"
 
+    @property
+    def label(self) -> str:
+        """What was measured, where, when, by which clock, and how well the steps fit."""
+        return f"{self._what}{self._fit}"
+
     def __str__(self) -> str:
         constants = ", ".join(f"{name} {text}" for name, text in self.constants())
-        error = f"; fit within {self.median_error:.0%} (median)" if self.points else ""
-        where = f"{self.model.name} on {self.device}, {self.created[:10]}, {self.clock}"
-        return f"{where}: {constants}; ceilings {self.ceilings}{error}"
+        return f"{self._what}: {constants}; ceilings {self.ceilings}{self._fit}"
+
+    @property
+    def _what(self) -> str:
+        return f"{self.model.name} on {self.device}, {self.created[:10]}, {self.clock}"
+
+    @property
+    def _fit(self) -> str:
+        return f"; fit within {self.median_error:.0%} (median)" if self.points else ""
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write it as JSON, whole or not at all. Returns the path: by default `calibration_path` of its clock.
@@ -204,6 +222,16 @@ def calibration_path(is_cpu_time: bool = False) -> Path:
     return cache_folder() / ("calibration-cpu-time.json" if is_cpu_time else "calibration.json")
 
 
+def latest_path() -> Path:
+    """Where the calibration of this machine lies that was made last, by either clock; where none can be read, the path
+    of one that is there, or of the wall clock's."""
+    paths, made = (calibration_path(), calibration_path(is_cpu_time=True)), {}
+    for path in paths:
+        with suppress(CalibrationError):
+            made[path] = datetime.fromisoformat(load_calibration(path).created)
+    return max(made, key=lambda path: made[path], default=next(filter(os.path.lexists, paths), paths[0]))
+
+
 def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bool = False) -> Calibration:
     """The calibration of this machine by the clock on the wall, or by CPU time; or that of another file.
 
@@ -211,9 +239,8 @@ def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bo
         CalibrationError: there is none, or the file is damaged or of another version; names it and the cure.
     """
     source = Path(path) if path is not None else calibration_path(is_cpu_time)
-    cure = f"measure this machine with: {CPU_TIME_COMMAND if is_cpu_time else COMMAND}"
-    if path is not None:
-        cure = f"write it anew with: {COMMAND} --out"
+    own = {calibration_path(): COMMAND, calibration_path(is_cpu_time=True): CPU_TIME_COMMAND}
+    cure = f"measure this machine with: {own[source]}" if source in own else f"write it anew with: {COMMAND} --out"
     if not os.path.lexists(source):
         raise CalibrationError(f"there is no calibration at {source}; {cure}")
     found = read_object(source, CalibrationError, cure)

@@ -19,6 +19,14 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(os.environ.get("CBSERVE_HOME") or "~/.cache/cbserve"))
 
 
+def tilde(path: Path) -> str:
+    """The path as a person writes it, "~" for their home."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
 def read_object(path: str | os.PathLike[str], error: type[CBServeError], cure: str) -> dict[str, Any]:
     """The JSON object that a file holds. Raises `error`, with the file and `cure`, when there is none."""
     try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cbserve.calibrating.measured_run import Agreement
 from cbserve.calibration import CPU_TIME_COMMAND, Calibration
+
+if TYPE_CHECKING:
+    from cbserve.calibrating.measured_run import Agreement
 
 # The target of TPOT in `twin.TARGETS`: what moves a step by more can miss it alone.
 _STEP = 0.10

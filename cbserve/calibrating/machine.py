@@ -28,6 +28,7 @@ from cbserve.core.request import Request, SamplingParams
 from cbserve.core.trace import StepEvent
 from cbserve.executors.swapping import spare_host_pool, swap_out_and_in
 from cbserve.executors.timing import timing_row
+from cbserve.hardware.host import memory_bytes
 from cbserve.hardware.models import MODELS, ModelShape
 from cbserve.hardware.roofline import Roofline
 
@@ -175,6 +176,10 @@ def _about(llm: LLM) -> dict[str, str | int | float]:
     about = environment(llm) | {"device": device_name(llm), "system": f"{platform.system()} {platform.machine()}"}
     about["max_model_len"] = llm.max_model_len
     about["cores"] = os.cpu_count() or 1  # all, as the load average counts
+    is_cpu = llm.device.type == "cpu"
+    memory = memory_bytes() if is_cpu else torch.cuda.get_device_properties(llm.device).total_memory
+    if memory is not None:
+        about["memory_bytes"] = memory
     if hasattr(os, "getloadavg"):
         about["load_average"] = round(os.getloadavg()[0], 2)
     return about

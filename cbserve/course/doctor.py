@@ -266,7 +266,13 @@ def _model(seen: Probe) -> list[Finding]:
 
 def _calibrations(seen: Probe) -> list[Finding]:
     form = "{}" if seen.host == "terminal" else "run !{} in a cell"
-    findings = [Finding("calibration", "ok", text) for text in seen.calibrations]
+    findings = []
+    for command, (text, is_doubtful) in seen.calibrations.items():
+        if is_doubtful:
+            cure = f"{form.format(command)} when the machine is quiet; it says what there is to doubt"
+            findings.append(Finding("calibration", "note", f"{text}; to be taken with care", cure))
+        else:
+            findings.append(Finding("calibration", "ok", text))
     for command, text in seen.calibration_errors.items():
         findings.append(Finding("calibration", "note", text, form.format(command)))
     if not findings:

@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cbserve.files import cache_folder
+from cbserve.files import cache_folder, tilde
+from cbserve.hardware.host import memory_limit_bytes
 
 _PACKAGES = (
     *("numpy", "torch", "triton", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm"),
@@ -36,7 +37,8 @@ class Probe:
     `host` is one of colab, binder, vscode, jupyterlab, notebook, jupyter (cannot tell which), terminal. `versions`
     holds installed packages only. `lab_widgets` is the version of the page's widget extension, "" when it lacks one.
     `torch_cuda` is the CUDA version torch was built for, "" for a build without. `calibrations` is what was measured
-    of this machine, `calibration_errors` what is wrong with its files, each by the command that writes it anew.
+    of this machine, with whether there is reason to doubt it, and `calibration_errors` what is wrong with its files,
+    each by the command that writes it anew.
     """
 
     host: str
@@ -56,7 +58,7 @@ class Probe:
     model_cached: bool | None = None
     disk_free_bytes: int = 0
     memory_available_bytes: int | None = None
-    calibrations: tuple[str, ...] = ()
+    calibrations: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     calibration_errors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,7 +76,7 @@ def probe() -> Probe:
         c_compiler=os.path.basename(shutil.which(os.environ.get("CC") or "cc") or ""),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         lab_widgets=_lab_widgets() if host in ("jupyterlab", "notebook") else None,
-        home=_short(home),
+        home=tilde(home),
         home_error=_write_error(home),
         model_cached=cached,
         disk_free_bytes=shutil.disk_usage(_existing(home)).free,
@@ -170,19 +172,21 @@ def _model_cache() -> tuple[Path, bool | None]:
 
 
 def _calibrations() -> dict[str, Any]:
+    from cbserve.calibrating.advice import doubts
     from cbserve.calibration import COMMAND, CPU_TIME_COMMAND, CalibrationError, calibration_path, load_calibration
 
-    found, errors = [], {}
+    found, errors = {}, {}
     for is_cpu_time, command in ((False, COMMAND), (True, CPU_TIME_COMMAND)):
         try:
             if calibration_path(is_cpu_time).exists():
-                found.append(str(load_calibration(is_cpu_time=is_cpu_time)))
+                calibration = load_calibration(is_cpu_time=is_cpu_time)
+                found[command] = calibration.label, bool(doubts(calibration))
         except CalibrationError as error:
             errors[command] = str(error)
         except OSError as error:  # the folder cannot even be looked at: the model's line says so
             errors[command] = f"cannot be looked for: {error}"
             break
-    return {"calibrations": tuple(found), "calibration_errors": errors}
+    return {"calibrations": found, "calibration_errors": errors}
 
 
 def _existing(folder: Path) -> Path:
@@ -190,14 +194,6 @@ def _existing(folder: Path) -> Path:
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
-
-
-def _short(path: Path) -> str:
-    """The path as a person writes it, "~" for their home."""
-    try:
-        return str(Path("~") / path.relative_to(Path.home()))
-    except (ValueError, RuntimeError):
-        return str(path)
 
 
 def _write_error(home: Path) -> str:
@@ -219,7 +215,5 @@ def _memory_available() -> int | None:
         available = int(psutil.virtual_memory().available)
     except Exception:
         return None
-    try:  # a container may be given less than its host has (Binder: 2 GB)
-        return min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no control group here, or its limit is the word "max"
-        return available
+    limit = memory_limit_bytes()
+    return available if limit is None else min(available, limit)

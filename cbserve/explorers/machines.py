@@ -37,7 +37,7 @@ class Machines:
         gpu = os.fspath(gpu) if isinstance(gpu, os.PathLike) else gpu
         file = calibration_file(gpu)
         try:
-            this = load_calibration()
+            this = load_calibration(calibration_file(THIS))
         except CalibrationError:
             if gpu == THIS:
                 raise

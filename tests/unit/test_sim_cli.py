@@ -19,6 +19,7 @@ from cbserve.core.summary import summarize
 from cbserve.core.trace import Trace
 from cbserve.hardware.gpus import gpu
 from cbserve.hardware.models import model_shape
+from cbserve.sim import device as sim_device
 from cbserve.sim import point as points
 from cbserve.simulation import simulate
 from cbserve.viz.style import percent
@@ -131,7 +132,8 @@ def test_this_machine_is_as_it_was_calibrated(
         ([], "GB/s x 0.25), plus 1 of the shorter (overlap 0), plus 2 ms"),
         (["--requests", "60"], "at most 2,048 tokens of prompt and answer, that of the calibrated engine"),
         (["--overhead", "0.5"], "plus 500 ms"),
-        (["--model", "llama-3.1-8b"], "2026-01-02 (wall clock, 2 threads); for Llama-3.1-8B an assumption"),
+        ([], f"2026-01-02 (wall clock, 2 threads), {tmp_path / 'calibration.json'}."),
+        (["--model", "llama-3.1-8b"], f"{tmp_path / 'calibration.json'}; for Llama-3.1-8B an assumption"),
     ):
         assert cli.main([*here, *more]) == 0
         assert said in capsys.readouterr().out
@@ -156,6 +158,64 @@ def test_this_machine_is_as_it_was_calibrated(
         replace(calibration, environment=about).save()
         assert cli.main(here[:-2]) == 2
         assert "give --num-blocks" in capsys.readouterr().err
+
+
+def test_weights_that_this_machine_cannot_hold_are_refused_with_the_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CBSERVE_HOME", str(tmp_path))
+    values = {"eff_compute": 0.5, "eff_memory": 0.25, "overhead_s": 0.002, "overlap": 0.0}
+    box = Calibration(
+        model_shape("qwen2.5-0.5b"), "a small box", 100e9, 10e9, values, {}, "2026-01-02T03:04:05Z", dtype_bytes=4,
+    )  # fmt: skip
+    large = ["sim", "--requests", "10", "--model", "llama-3.1-8b", "--gpu"]
+    why = "does not fit on a small box: 8.03e9 parameters x 4 bytes = 32.1 GB of weights, 24 GB of memory; "
+    cure = "take a model of at most 6e9 parameters, or store the weights in 16 bits (--dtype-bytes 2)"
+    monkeypatch.setattr(sim_device, "memory_bytes", lambda: 24_000_000_000)
+    unknown = "its memory is not known, so the weights may not fit"
+    for about, gpu_name in (
+        ({"threads": 2, "memory_bytes": 24_000_000_000}, str(tmp_path / "theirs.json")),  # as it was measured
+        ({"threads": 2}, "this"),  # of an older version
+    ):
+        saved = replace(box, environment=about)
+        saved.save(None if gpu_name == "this" else gpu_name)
+        assert cli.main([*large, gpu_name]) == 2
+        assert why + cure in capsys.readouterr().err
+        assert cli.main([*large, gpu_name, "--dtype-bytes", "2"]) == 0
+        assert unknown not in capsys.readouterr().out
+    out = str(tmp_path / "s.jsonl")
+    assert cli.main([*large, str(tmp_path / "theirs.json"), "--sweep", "dtype_bytes=4,2", "--out", out]) == 0
+    assert why in capsys.readouterr().err
+    replace(box, environment={"threads": 2}).save(tmp_path / "theirs.json")
+    assert cli.main([*large, str(tmp_path / "theirs.json")]) == 0
+    assert unknown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "not_said"),
+    [
+        ([], "aiconfigurator 0.12).", "assumption"),
+        (["--model", "llama-3-8b"], "aiconfigurator 0.12).", "assumption"),
+        (["--gpu", "h100"], "an assumption for H100 SXM, which reaches 0.67 to 0.70", "time kernels"),
+        (["--gpu", "l40s"], "; for L40S an assumption.", "time kernels"),
+        (["--dtype-bytes", "1"], "; for weights of 8 bits an assumption.", "time kernels"),
+        (
+            ["--gpu", "h100", "--model", "qwen2.5-0.5b"],
+            "; for H100 SXM, Qwen2.5-0.5B an assumption. A decode of one request takes 0.95 ms by that, too little",
+            "as given",
+        ),
+        (
+            ["--gpu", "h100", "--model", "qwen2.5-0.5b", "--overhead", "0.004"],
+            "; for H100 SXM, Qwen2.5-0.5B an assumption; --overhead as given.", "time kernels",
+        ),
+    ],
+)  # fmt: skip
+def test_how_far_the_assumption_carries_is_said(
+    more: list[str], said: str, not_said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["sim", "--requests", "5", *more]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Efficiencies"))
+    assert said in line and not_said not in line
 
 
 def test_the_constants_of_another_run_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
