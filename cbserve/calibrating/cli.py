@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from cbserve.errors import CBServeError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cbserve.llm import LLM
     from cbserve.viz.table import Table
 
+BUDGET_S = 40.0
 CALIBRATE = "measure what a step costs on this machine, or fit a run of another engine"
 TWIN = "predict a run on this machine, run it, and compare"
 _PREDICTED = ("", "measured", "predicted", "error", "target", "kept")
@@ -29,9 +31,13 @@ _FITTED = ("", "measured", "fitted", "error", "target", "within")  # to these ve
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "cbserve calibrate [OPTION ...]; cbserve calibrate --help lists the options"
-    _add_model(parser)
+    _add_model(parser, " (with --from: the model in META.json)")
     _add_measuring(parser)
-    parser.add_argument("--from", dest="requests", metavar="REQUESTS.jsonl", help="fit this run of vLLM instead")
+    parser.add_argument(
+        "--from", dest="requests", metavar="REQUESTS.jsonl",
+        help="fit this run of vLLM instead: what LLMServingSim's bench wrote of it, a JSON object a request with "
+        "input_toks, output_toks, arrival_time, queued_ts, first_token_ts and last_token_ts (seconds)",
+    )  # fmt: skip
     parser.add_argument("--meta", metavar="META.json", help="its settings; default: the file beside it")
     parser.add_argument("--timeseries", metavar="CSV", help="its state over time; default: the file beside it, if any")
     parser.add_argument("--gpu", help="with --from: a GPU of the table in place of the one in META.json")
@@ -66,13 +72,13 @@ def add_twin_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE.svg", help="write the picture")
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="default: smollm2-135m (with --from: the model in META.json)")
+def _add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument("--model", help=f"default: smollm2-135m{more}")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--budget", type=positive, default=40.0, metavar="SECONDS", help="time to measure, default 40")
+    parser.add_argument("--budget", type=positive, metavar="SECONDS", help=f"time to measure, default {BUDGET_S:g}")
     parser.add_argument(
         "--cpu-time", action="store_true",
         help="one thread, and its CPU time in place of the clock on the wall: for a machine that others use; a "
@@ -81,7 +87,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    if options.requests:
+    if options.requests is not None:
         return _calibrate_from(options)
     for name in ("meta", "timeseries", "gpu", "constants", "charts"):
         if getattr(options, name) is not None:
@@ -89,27 +95,29 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from cbserve.calibration import place_for
 
     require_writable(place_for(options.out, options.cpu_time))  # before a minute is spent
-    calibration = _measure(_llm(options), options.budget, _timer(options))
-    path = calibration.save(options.out)
+    calibration = _measure(_llm(options), options)
+    saved = _save(calibration, options.out)
     _print_calibration(calibration)
-    print(f"saved to {path}")
+    print(saved)
     _print_doubts(calibration)
     return 0
 
 
 def run_twin(options: argparse.Namespace) -> int:
-    if options.out:
+    if options.out is not None:
         require_writable(Path(options.out))
     from cbserve.calibrating.advice import verdict
     from cbserve.calibrating.machine import drift
-    from cbserve.twin import CpuClock, Twin, chat_workload, figures, paced, predict
+    from cbserve.twin import LOAD, CpuClock, Twin, chat_workload, figures, paced, predict
     from cbserve.twin import run as run_for_real
 
     workload = chat_workload(options.requests, options.seed)
     llm = _llm(options, max_num_seqs=options.slots, max_num_batched_tokens=options.chunk)
     calibration = _calibration_for(llm, options)
     workload = paced(workload, llm, calibration, options.rate, options.seed)
-    print(f"{workload!r}; {workload.note}; {options.slots} slots, {options.chunk} tokens a step")
+    which = "as given" if options.rate is not None else f"{LOAD:.0%} of what this machine could serve; --rate sets it"
+    settings = f"{options.slots} slots, {options.chunk} tokens a step"
+    print(f"{len(workload)} requests; {workload.note} ({which}); {settings}", flush=True)
     predicted = predict(workload, llm, calibration)
     timer = _timer(options)
     print("predicted: " + ", ".join(f"{name} {seconds:.4g} s" for name, seconds in figures(predicted).items()))
@@ -119,12 +127,13 @@ def run_twin(options: argparse.Namespace) -> int:
     clock = CpuClock() if options.cpu_time else None
     measured = tuple(run_for_real(workload, llm, clock) for _ in range(options.repeat))
     twin = Twin(workload, predicted, measured)
+    if options.out is not None:  # before anything is printed: who reads that may go away
+        twin.chart().save(options.out)
     print(_table(twin.agreement(), f"{_where(calibration)}{_load()}"))
     after = drift(llm, calibration, timer)
     print(f"after the run, a step takes {after:+.0%} compared with its calibration")
     print(verdict(twin.agreement(), before, after, options.cpu_time))
-    if options.out:
-        twin.chart().save(options.out)
+    if options.out is not None:
         print(f"picture: {options.out}")
     return 0
 
@@ -143,9 +152,9 @@ def _calibration_for(llm: LLM, options: argparse.Namespace) -> Calibration:
         print(f"calibrating anew: {why}")
     except CalibrationError as error:
         print(f"calibrating first: {error}")
-    calibration = _measure(llm, options.budget, _timer(options))
-    calibration.save()
-    print(f"calibration: {calibration}")
+    calibration = _measure(llm, options)
+    saved = _save(calibration)
+    print(f"calibration: {calibration}\n{saved}")
     _print_doubts(calibration)
     return calibration
 
@@ -160,7 +169,7 @@ def _llm(
 
     with redirect_stdout(sys.stderr):
         llm = LLM(
-            options.model or "smollm2-135m",
+            "smollm2-135m" if options.model is None else options.model,
             device=options.device,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -183,13 +192,37 @@ def _timer(options: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if options.cpu_time else time.perf_counter
 
 
-def _measure(llm: LLM, budget_s: float, timer: Callable[[], float]) -> Calibration:
-    from tqdm import tqdm
-
+def _measure(llm: LLM, options: argparse.Namespace) -> Calibration:
     from cbserve.calibrating.machine import calibrate
+    from cbserve.progress import bar, told
 
-    with tqdm(total=100, unit="%", desc="calibrating", leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
-        return calibrate(llm, budget_s, lambda share: bar.update(round(100 * share) - bar.n), timer)
+    budget_s = BUDGET_S if options.budget is None else options.budget
+    with told(f"calibrating, about {budget_s:.3g} s"), bar(
+        total=100, desc="calibrating", bar_format="{l_bar}{bar}| {elapsed}"
+    ) as done:  # fmt: skip
+        return calibrate(llm, budget_s, lambda share: done.update(round(100 * share) - done.n), _timer(options))
+
+
+def _save(calibration: Calibration, out: str | None = None) -> str:
+    """Write it to `out` or its place in the cache folder. Returns where, what it replaced, and how to use it."""
+    from cbserve.calibration import CalibrationError, load_calibration, place_for
+    from cbserve.files import tilde
+
+    try:
+        old = load_calibration(place_for(out, calibration.is_cpu_time))
+        replaced = (
+            f", in place of one of {old.created[:16].replace('T', ' ')} (each step timed {_times(old)} times, now "
+        )
+        replaced += f"{_times(calibration)})"
+    except CalibrationError:  # there was none that could be used
+        replaced = ""
+    path = calibration.save(out)
+    use = "this" if out is None else quote(str(path))
+    return f"saved to {tilde(path)}{replaced}; `cbserve sim --gpu {use}` takes it"
+
+
+def _times(calibration: Calibration) -> int:
+    return min((point.repeats for point in calibration.points), default=0)
 
 
 def _print_calibration(calibration: Calibration) -> None:
@@ -240,30 +273,35 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     from cbserve.calibration import load_calibration
     from cbserve.workloads.measured import read_requests
 
-    if options.cpu_time:
-        raise CBServeError(
-            "--cpu-time is of a measurement of this machine, and --from of another engine's run; leave one away"
-        )
+    for name in ("cpu_time", "budget", "device"):
+        if getattr(options, name):
+            raise CBServeError(
+                f"--{name.replace('_', '-')} is of a measurement of this machine, and --from of another engine's run; "
+                "leave one away"
+            )
     run = read_requests(options.requests, options.clock)
-    settings = read_settings(options.meta or beside(options.requests, "meta.json"), options.model, options.gpu)
-    csv = options.timeseries or beside(options.requests, "timeseries.csv")
-    measured = read_series(csv) if options.timeseries or os.path.isfile(csv) else None
-    if options.charts:  # before minutes are spent
+    meta, csv = (
+        beside(options.requests, what) if given is None else given
+        for given, what in ((options.meta, "meta.json"), (options.timeseries, "timeseries.csv"))
+    )
+    settings = read_settings(meta, options.model, options.gpu)
+    measured = read_series(csv) if options.timeseries is not None or os.path.isfile(csv) else None
+    if options.charts is not None:  # before minutes are spent
         if measured is None:
             raise CBServeError(f"--charts draws the state over time, and there is no {csv}; give it with --timeseries")
         _make_folder(options.charts)
-    if options.out:
+    if options.out is not None:
         require_writable(Path(options.out))
     name = os.path.basename(options.requests)
-    if options.constants:
+    if options.constants is not None:
         fit = compare(run, settings, load_calibration(options.constants))
     else:
-        from tqdm import tqdm
+        from cbserve.progress import bar, told
 
-        with tqdm(desc="simulating the run", unit=" runs", leave=False) as bar:
-            fit = fit_run(run, settings, name, lambda _: bar.update())
-        if options.out:
-            print(f"saved to {fit.calibration.save(options.out)}")
+        with told("fitting, by simulating the run again and again"), bar(desc="simulating", unit=" runs") as done:
+            fit = fit_run(run, settings, name, lambda _: done.update())
+        if options.out is not None:
+            print(_save(fit.calibration, options.out))
     print(_constants(fit.calibration))
     header = _FITTED if fit.calibration.environment.get("fitted_to") == name else _PREDICTED
     print(_table(fit.agreement, f"{len(run.workload)} requests, {settings.engine}, {settings.gpu.name}, "
@@ -273,7 +311,7 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     if measured is not None:
         for name, (error, chart) in series_charts(measured, fit.answered, settings).items():
             print(f"{name}: mean |difference| {error:.3g} at {len(measured.times_s)} moments")
-            if options.charts:
+            if options.charts is not None:
                 chart.save(Path(options.charts, f"{name}.svg"))
     return 0
 

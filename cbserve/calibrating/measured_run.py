@@ -87,8 +87,9 @@ def read_settings(path: str | os.PathLike[str], model: str | None = None, gpu: s
     if parallel != 1:
         raise RunFileError(f"{path}: engine_kwargs.tensor_parallel_size={parallel!r}: the cost model is of one device")
     try:
-        shape = model_shape(model or _model_name(get("model", kind=str)))
-        device = find_gpu(gpu) if gpu else _gpu_of(get("hardware", "device_name", kind=str), meta["hardware"])
+        shape = model_shape(_model_name(get("model", kind=str)) if model is None else model)
+        name = get("hardware", "device_name", kind=str) if gpu is None else ""
+        device = _gpu_of(name, meta["hardware"]) if gpu is None else find_gpu(gpu)
     except CBServeError as error:
         if isinstance(error, RunFileError):
             raise

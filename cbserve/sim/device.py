@@ -114,7 +114,7 @@ def device_of(settings: Settings) -> Device:
         device = _calibrated(settings, file, given)
     else:
         gpu = find_gpu(settings.gpu)
-        cost = Roofline.on(gpu, settings.model or MODEL, **given)
+        cost = Roofline.on(gpu, MODEL if settings.model is None else settings.model, **given)
         device = _limited(Device(gpu.name, cost, _assumed(gpu, cost, settings.overhead is not None), gpu))
     if settings.utilization is not None and device.table is None:
         settings.refuse("utilization")

@@ -436,6 +436,10 @@ def test_an_interrupted_command_leaves_no_file(home, monkeypatch, capsys):
         (["--meta", "x.json"], "--meta belongs to --from"),
         (["--charts", "."], "--charts belongs to --from"),
         (["--cpu-time", "--from", "x.jsonl"], "--cpu-time is of a measurement of this machine"),
+        (["--budget", "40", "--from", "x.jsonl"], "--budget is of a measurement of this machine"),
+        (["--device", "cpu", "--from", "x.jsonl"], "--device is of a measurement of this machine"),
+        (["--model", ""], "config.json"),  # given, and no name: not the default
+        (["--from", ""], "cannot be read"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--from", "missing.jsonl"], "missing.jsonl"),
     ],
@@ -444,6 +448,22 @@ def test_bad_arguments_are_one_line(home, capsys, arguments, words):
     assert main(["calibrate", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
+
+
+def test_a_calibration_says_what_it_replaces_and_who_takes_it(home, capsys):
+    command = ["calibrate", "--model", "tiny", "--budget", "0.1"]
+    assert main(command) == 0
+    out, log = capsys.readouterr()
+    assert f"saved to {home / 'calibration.json'}; `cbserve sim --gpu this` takes it" in out
+    assert log.splitlines()[-2:] == [  # no bar, which a log would hold hundreds of times
+        "cbserve: calibrating, about 0.1 s ...", log.splitlines()[-1]
+    ] and "done in" in log.splitlines()[-1] and "\r" not in log  # fmt: skip
+    first = load_calibration()
+    replace(first, created="2026-01-02T03:04:05+00:00", points=ONE.points).save()
+    assert main(command) == 0
+    assert ", in place of one of 2026-01-02 03:04 (each step timed 7 times, now " in capsys.readouterr().out
+    assert main([*command, "--out", str(home / "a b.json")]) == 0
+    assert f"`cbserve sim --gpu '{home / 'a b.json'}'` takes it" in capsys.readouterr().out
 
 
 def test_without_torch_the_cure_is_named(home, monkeypatch, capsys):

@@ -295,6 +295,10 @@ def test_a_series_that_is_wrong_names_its_line(tmp_path, text, words):
         (["--gpu", "gtx-1080"], "gtx-1080"),
         (["--model", "gpt-9"], "gpt-9"),
         (["--constants", "missing.json"], "there is no calibration at missing.json"),
+        (["--constants", ""], "cannot be read"),  # given, and no name: not the default
+        (["--model", ""], "model='' is not in the table"),
+        (["--gpu", ""], "gpu='' is not in the table"),
+        (["--meta", ""], "cannot be read"),
         (["--timeseries", "a\0b"], "cannot be read (embedded null"),
         (["--out", "missing/x.json"], "there is no folder missing"),
         (["--charts", "a\0b"], "cannot make the folder"),

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from engine_harness import make_scheduler
 
-from cbserve import LLM, CBServeError, Request, SamplingParams, StaticBatching
+from cbserve import LLM, CBServeError, Request, SamplingParams, StaticBatching, cli
 from cbserve.calibrating import ceilings, machine
+from cbserve.calibrating import cli as calibrating_cli
 from cbserve.calibrating.machine import calibrate, drift
 from cbserve.calibration import CalibrationError, calibration_path, load_calibration
 from cbserve.cli import main
@@ -195,6 +196,28 @@ def test_the_command_calibrates_predicts_runs_and_compares(home, capsys):
         assert words in out and "CPU time, 1 thread" in out
     assert calibration_path().read_bytes() == wall and "wall clock" in str(load_calibration())
     assert load_calibration(is_cpu_time=True).clock == "CPU time, 1 thread"
+
+
+def test_the_picture_is_written_although_nobody_reads_on(home, monkeypatch):
+    """`cbserve twin --out x.svg | head`: whatever is printed after the run may be the first that cannot be."""
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(calibrating_cli, "_table", gone)
+    monkeypatch.setattr(cli, "_drop_output", lambda: None)
+    arguments = ["twin", "--model", "tiny", "--requests", "4", "--budget", "0.1", "--out", str(home / "x.svg")]
+    assert main(arguments) == 0 and (home / "x.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("given", "which"),
+    [([], "(70% of what this machine could serve; --rate sets it)"), (["--rate", "9"], "9 requests")],
+)
+def test_the_rate_is_said_before_the_run(home, capsys, given, which):
+    assert main(["twin", "--model", "tiny", "--requests", "4", "--budget", "0.1", *given]) == 0
+    before, _, _ = capsys.readouterr().out.partition("now for real")
+    assert "a second (" in before and which in before
 
 
 @pytest.mark.parametrize(

