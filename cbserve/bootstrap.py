@@ -24,6 +24,7 @@ from typing import NoReturn
 from cbserve.errors import CBServeError
 
 ROOT = Path(__file__).resolve().parent.parent
+_PATIENCE_S = 15  # for an answer of a package index
 PROFILES = {"learn": "requirements.txt", "test": "requirements-dev.txt"}
 _INPUTS = ("pyproject.toml", "constraints.txt", *PROFILES.values())
 
@@ -58,6 +59,7 @@ def ensure(profile: str) -> Path:
         return Path(sys.executable)
     python = venv_python(venv)
     if not _works(python):
+        _say_small_torch()
         _create(venv)
         python = venv_python(venv)
     wanted = _digest(python)
@@ -98,6 +100,35 @@ def _works(python: Path) -> bool:
     return subprocess.run([str(python), "-c", check], capture_output=True).returncode == 0
 
 
+def _say_small_torch() -> None:
+    """Before anything is made, while another choice costs nothing."""
+    if not _index() and sys.platform == "linux" and not shutil.which("nvidia-smi"):
+        print(
+            "cbserve: no NVIDIA driver found, yet torch from PyPI brings its CUDA libraries, gigabytes of them. For a "
+            "small build: Ctrl-C, and make lab TORCH_INDEX=https://download.pytorch.org/whl/cpu",
+            flush=True,
+        )
+
+
+def _index() -> str:
+    return os.environ.get("TORCH_INDEX", "").strip()
+
+
+def _why_silent(index: str) -> str:
+    """Why nobody answers there, nothing if somebody does. pip has proxies and certificates of its own: it may reach
+    what this does not."""
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(index, timeout=_PATIENCE_S):
+            return ""
+    except (HTTPError, ValueError):  # an answer; or no URL, but a folder
+        return ""
+    except OSError as error:  # URLError is one
+        return str(getattr(error, "reason", error))
+
+
 def _create(venv: Path) -> None:
     version = ".".join(map(str, sys.version_info[:3]))
     print(f"cbserve: making {venv} with Python {version}", flush=True)
@@ -114,20 +145,21 @@ def _create(venv: Path) -> None:
 
 
 def _install(python: Path, profile: str) -> None:
-    requirements = PROFILES[profile]
-    index = os.environ.get("TORCH_INDEX", "").strip()
+    requirements, index = PROFILES[profile], _index()
     print(f"cbserve: installing {requirements} into {python.parent.parent} (minutes, once)", flush=True)
-    if not index and sys.platform == "linux" and not shutil.which("nvidia-smi"):
+    if index and (why := _why_silent(index)):
         print(
-            "cbserve: no NVIDIA driver found, yet torch from PyPI brings its CUDA libraries, gigabytes of them. "
-            "A small build: make lab TORCH_INDEX=https://download.pytorch.org/whl/cpu",
+            f"cbserve: TORCH_INDEX={index} does not answer ({why}). pip tries it once more; what it does not find "
+            "there comes from PyPI, torch with gigabytes of CUDA. If that is not wanted: Ctrl-C, and look at the "
+            "address and the network",
             flush=True,
         )
     started = time.monotonic()
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     command += [] if sys.stdout.isatty() else ["--quiet"]  # a log needs no progress bars
     # As an extra index: there the local version 2.x+cpu sorts above PyPI's 2.x, and all else comes from PyPI.
-    command += ["--extra-index-url", index] if index else []
+    # pip asks it for each package, and would wait for a minute at each that gets no answer.
+    command += ["--extra-index-url", index, "--retries", "1", "--timeout", f"{_PATIENCE_S}"] if index else []
     if subprocess.run([*command, "-r", requirements], cwd=ROOT).returncode:
         raise CBServeError(
             f"pip could not install {requirements}; its message stands above. Without network, or with too little "
@@ -147,7 +179,7 @@ def _digest(python: Path) -> str:
         digest.update((ROOT / name).read_bytes())
     config = python.parent.parent / "pyvenv.cfg"
     digest.update(config.read_bytes() if config.is_file() else b"")
-    digest.update(os.environ.get("TORCH_INDEX", "").strip().encode())
+    digest.update(_index().encode())
     # An editable install points at the clone: a moved clone needs a new one.
     digest.update(str(ROOT).encode())
     return digest.hexdigest()

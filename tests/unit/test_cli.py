@@ -1,6 +1,7 @@
 """The command line: exit codes, the set-up of the environment, and what each target does before it hands over."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,12 +110,42 @@ def test_torch_index_is_an_extra_index(checkout: Path, monkeypatch: pytest.Monke
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    monkeypatch.setattr(bootstrap, "_why_silent", lambda index: "")
     bootstrap.ensure("learn")
     monkeypatch.setenv("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
     bootstrap.ensure("learn")
     plain, cpu = commands
     assert "--extra-index-url" not in plain
     assert cpu[cpu.index("--extra-index-url") + 1] == "https://download.pytorch.org/whl/cpu"
+
+
+def test_an_index_that_does_not_answer_is_named_before_pip_begins(checkout, monkeypatch, capfd) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        index = f"http://127.0.0.1:{taken.getsockname()[1]}/whl/cpu"
+        monkeypatch.setenv("TORCH_INDEX", index)
+        said: list[str] = []
+
+        def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            said.append(capfd.readouterr().out)
+            assert command[command.index("--retries") + 1] == "1"
+            return subprocess.CompletedProcess(command, 0)
+
+        monkeypatch.setattr(bootstrap.subprocess, "run", run)
+        bootstrap.ensure("learn")
+    assert f"TORCH_INDEX={index} does not answer" in said[0] and "gigabytes" in said[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch from PyPI is small")
+@pytest.mark.parametrize("index", ["", "https://download.pytorch.org/whl/cpu"])
+def test_the_small_torch_is_offered_before_anything_is_made(checkout, installs, index, monkeypatch, capsys) -> None:
+    made: list[str] = []
+    monkeypatch.setenv("TORCH_INDEX", index)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    monkeypatch.setattr(bootstrap, "_works", lambda python: False)
+    monkeypatch.setattr(bootstrap, "_create", lambda venv: made.append(capsys.readouterr().out))
+    bootstrap.ensure("learn")
+    assert ("TORCH_INDEX=https://download" in made[0]) is not bool(index)
 
 
 def test_current_environment_is_used_as_it_is(checkout, installs, monkeypatch) -> None:
