@@ -36,7 +36,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="requests", metavar="REQUESTS.jsonl",
         help="fit this run of vLLM instead: what LLMServingSim's bench wrote of it, a JSON object a request with "
-        "input_toks, output_toks, arrival_time, queued_ts, first_token_ts and last_token_ts (seconds)",
+        "input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts and last_token_ts (seconds)",
     )  # fmt: skip
     parser.add_argument("--meta", metavar="META.json", help="its settings; default: the file beside it")
     parser.add_argument("--timeseries", metavar="CSV", help="its state over time; default: the file beside it, if any")
