@@ -124,7 +124,7 @@ def _latency(groups: Groups, name: str, limit: float | None, width: int) -> Figu
         y_name=f"p99 {label} (ms)",
         log_y=low > 0 and high > 20 * low,
         cloud=("other settings", [mark(row) for row in groups.others]),
-        over=("frontier: none beats these in both", best if len(groups.curves) != 1 or groups.others else ()),
+        under=("frontier: none beats these in both", best if len(groups.curves) != 1 or groups.others else ()),
         reference=None if limit is None else (1e3 * limit, f"objective {duration(limit)}"),
         caption=" ".join(filter(None, ("Each mark is a simulated run.", _along(groups), groups.words))),
         table=_table(groups, "tokens/s", f"p99 {label} (ms)", lambda row: (mark(row).x, mark(row).y)),
@@ -145,7 +145,7 @@ def _goodput(groups: Groups, slo: Mapping[str, float], width: int) -> Figure:
         x_name="requests a second",
         y_name="goodput (requests a second)",
         cloud=("other settings", [mark(row) for row in groups.others]),
-        over=("every request keeps all objectives", [(rate, rate) for rate in (rates[0], rates[-1])]),
+        under=("every request keeps all objectives", [(rate, rate) for rate in (rates[0], rates[-1])]),
         caption=" ".join(
             filter(None, ("Each mark is a simulated run.", f"Goodput: {limits(slo.items())}.", groups.words))
         ),

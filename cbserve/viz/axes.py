@@ -23,7 +23,7 @@ class Scale:
         if log and low <= 0:
             raise FigureError(f"a logarithmic axis cannot show {low!r}: all values must be above 0; take a linear axis")
         if high <= low:
-            half = max(0.5, abs(low) * 1e-6)  # half a unit is lost beside a number of 17 digits
+            half = max(0.5, abs(low) / 20)  # one value stands among round ones, not between decimals of itself
             low, high = (low / 2, low * 2) if log else (low - half, low + half)
         self.low, self.high, self.start, self.end, self.log = low, high, start, end, log
 
@@ -75,7 +75,7 @@ def heading(canvas: Canvas, title: str) -> float:
 
 def left_of(y_scale: Scale) -> float:
     """Where a plot begins, in pixels: its y axis has room for its labels."""
-    return 26 + max(style.text_width(style.number(value), 12) for value in y_scale.ticks(48))
+    return 26 + max(style.text_width(name, 12) for name in style.tick_names(y_scale.ticks(48)))
 
 
 def draw_x(
@@ -83,13 +83,14 @@ def draw_x(
 ) -> float:
     """Ticks (round values by default) and name of the x axis. Returns the last baseline."""
     right = -math.inf
-    for value in ticks or scale.ticks(85):
-        x, text = scale(value), style.number(value)
-        half = style.text_width(text, 12) / 2
+    values = ticks or scale.ticks(85)
+    for value, text in zip(values, style.tick_names(values), strict=True):
+        x, half = scale(value), style.text_width(text, 12) / 2
         canvas.line(x, top, x, bottom, "g")
-        if x - half > right + 6:
-            canvas.text(x, bottom + 17, text, "a", "middle")
-            right = x + half
+        at = min(max(x, half), canvas.width - half)
+        if at - half > right + 6:
+            canvas.text(at, bottom + 17, text, "a", "middle")
+            right = at + half
     canvas.line(scale.start, bottom, scale.end, bottom, "x")
     canvas.text(scale.start, bottom + 36, f"{name}{' (log scale)' if scale.log else ''} →", "a")
     return bottom + 36
@@ -97,10 +98,11 @@ def draw_x(
 
 def draw_y(canvas: Canvas, scale: Scale, left: float, right: float, name: str) -> None:
     """Ticks of the y axis, its name above them."""
-    for value in scale.ticks(48):
+    values = scale.ticks(48)
+    for value, text in zip(values, style.tick_names(values), strict=True):
         y = scale(value)
         canvas.line(left, y, right, y, "g")
-        canvas.text(left - 8, y + 4.3, style.number(value), "a", "end")
+        canvas.text(left - 8, y + 4.3, text, "a", "end")
     canvas.text(16, scale.end - 16, f"↑ {name}{' (log scale)' if scale.log else ''}", "a")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cbserve.viz import given, strokes, style
 from cbserve.viz.axes import Scale, along, draw_reference, draw_x, draw_y, extent, heading, left_of, spoken
@@ -37,7 +38,7 @@ def curves(
     caption: str,
     table: tuple[Sequence[str], Sequence[Sequence[object]]],
     cloud: tuple[str, Sequence[Mark]] = ("", ()),
-    over: tuple[str, Sequence[tuple[float, float]]] = ("", ()),
+    under: tuple[str, Sequence[tuple[float, float]]] = ("", ()),
     reference: tuple[float, str] | None = None,
     log_y: bool = False,
     width: int = 880,
@@ -48,7 +49,7 @@ def curves(
     Args:
         table: (header, rows) of the data.
         cloud: (name, marks): grey, behind the curves.
-        over: (name, points): a thin line over them, a frontier for instance.
+        under: (name, points): a broad pale line beneath them, a frontier for instance; none of fewer than two points.
         reference: (y value, text): a dashed line across.
         log_y: all values must be above 0.
         height: pixels of the plot alone.
@@ -58,26 +59,29 @@ def curves(
     """
     given.frame(title, caption, width, height)
     marks = [*cloud[1], *(mark for curve in drawn for mark in curve.marks)]
-    ys = [mark.y for mark in marks] + [top for curve in drawn for top in curve.tops] + [y for _, y in over[1]]
+    ys = [mark.y for mark in marks] + [top for curve in drawn for top in curve.tops] + [y for _, y in under[1]]
     canvas = Canvas(width)
-    top = _key(canvas, heading(canvas, title) + 26, drawn, cloud, over) + 40
+    top = _key(canvas, heading(canvas, title) + 26, drawn, cloud, under) + 40
     bottom = top + height
     low, high = extent([*ys, *([reference[0]] if reference else [])], log_y, from_zero=True)
-    y_scale = Scale(*((low / 1.2, high * 1.2) if log_y else (low, high)), bottom, top, log_y)
+    y_scale = Scale(*((low / 1.2, high * 1.2) if log_y else (low, high)), bottom, top + 8, log_y)
     left = left_of(y_scale)
     right = width - 24
-    x_scale = Scale(*extent([mark.x for mark in marks], log=True), left, right)
+    low, high = extent([mark.x for mark in marks], log=True)
+    room = (high - low) / 50  # no mark stands on the edge
+    x_scale = Scale(low - room, high + room, left, right)
     draw_y(canvas, y_scale, left, right, y_name)
     last = draw_x(canvas, x_scale, top, bottom, x_name)
     for index, curve in enumerate(drawn):
         _band(canvas, index, curve, x_scale, y_scale)
+    if len(under[1]) > 1:
+        _broad(canvas, [(x_scale(x), y_scale(y)) for x, y in under[1]], under[0])
     for mark in cloud[1]:
         canvas.add("circle", "m", mark.hover, cx=x_scale(mark.x), cy=y_scale(mark.y), r=4, fill_opacity=0.75)
     places = [[(x_scale(mark.x), y_scale(mark.y)) for mark in curve.marks] for curve in drawn]
     for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
-        strokes.line(canvas, index, line, curve.name)
-    if over[1]:
-        canvas.add("path", "e", over[0], d=strokes.path([(x_scale(x), y_scale(y)) for x, y in over[1]]))
+        if len(line) > 1:
+            strokes.line(canvas, index, line, curve.name)
     for index, (curve, line) in enumerate(zip(drawn, places, strict=True)):
         for mark, (x, y) in zip(curve.marks, line, strict=True):
             if mark.hover:
@@ -98,25 +102,23 @@ def _band(canvas: Canvas, index: int, curve: Curve, x_scale: Scale, y_scale: Sca
         canvas.add("path", "", d=strokes.path([*upper, *lower[::-1]]) + "Z", fill=colour, fill_opacity=0.4)
 
 
+def _broad(canvas: Canvas, points: Sequence[tuple[float, float]], hover: str = "") -> None:
+    """Broader than the curves that it may run along, so that both are seen."""
+    look = "stroke-width:11;stroke-opacity:.4;stroke-linejoin:round"  # the class has the colour of the theme
+    canvas.add("path", "x", hover, d=strokes.path(points), style=look)
+
+
 def _key(
     canvas: Canvas, y: float, drawn: Sequence[Curve], cloud: tuple[str, Sequence[Mark]],
-    over: tuple[str, Sequence[tuple[float, float]]],
+    under: tuple[str, Sequence[tuple[float, float]]],
 ) -> float:  # fmt: skip
-    """What each line and mark is, in as many rows as it takes. Returns the last baseline."""
-    x = 16.0
-    names = [curve.name for curve in drawn] + [name for name, points in (over, cloud) if points]
-    for index, name in enumerate(names):
-        wide = 36 + style.text_width(name, 12)
-        if x > 16 and x + wide > canvas.width - 8:
-            x, y = 16.0, y + 20
-        if index < len(drawn):
-            strokes.line(canvas, index, [(x, y - 4), (x + 28, y - 4)])
-            if any(mark.hover for mark in drawn[index].marks):
-                strokes.marker(canvas, index, x + 14, y - 4)
-        elif name == over[0]:
-            canvas.line(x, y - 4, x + 28, y - 4, "e")
-        else:
-            canvas.add("circle", "m", cx=x + 14, cy=y - 4, r=4, fill_opacity=0.75)
-        canvas.text(x + 36, y, name, "b")
-        x += wide + 18
-    return y
+    """What each line and mark is. Returns the last baseline."""
+    entries: list[tuple[str, Callable[[float, float], None]]] = []
+    for index, curve in enumerate(drawn):
+        has = {"has_line": len(curve.marks) > 1, "has_marker": any(mark.hover for mark in curve.marks)}
+        entries.append((curve.name, partial(strokes.sample, canvas, index, **has)))
+    if len(under[1]) > 1:
+        entries.append((under[0], lambda x, y: _broad(canvas, [(x, y), (x + strokes.SAMPLE, y)])))
+    if cloud[1]:
+        entries.append((cloud[0], lambda x, y: canvas.add("circle", "m", cx=x + 14, cy=y, r=4, fill_opacity=0.75)))
+    return strokes.key(canvas, y, entries)

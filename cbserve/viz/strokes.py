@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cbserve.viz import style
 from cbserve.viz.figure import Canvas
@@ -40,3 +40,27 @@ def stroke(canvas: Canvas, index: int, name: str, points: Sequence[tuple[float, 
     for k in sorted({*range(0, len(points), every), len(points) - 1}):
         px, py, x, y = points[k]
         marker(canvas, index, px, py, f"{name}: {style.number(y)} at {style.number(x)}")
+
+
+SAMPLE = 28  # pixels of a line beside its name
+
+
+def sample(canvas: Canvas, index: int, x: float, y: float, has_line: bool, has_marker: bool = True) -> None:
+    """How series `index` looks, from `x` rightwards, to stand before its name."""
+    if has_line:
+        line(canvas, index, [(x, y), (x + SAMPLE, y)])
+    if has_marker:
+        marker(canvas, index, x + SAMPLE / 2, y)
+
+
+def key(canvas: Canvas, y: float, entries: Sequence[tuple[str, Callable[[float, float], None]]]) -> float:
+    """Names behind what draws their sample (at x, y), in as many rows as it takes. Returns the last baseline."""
+    x = 16.0
+    for name, draw in entries:
+        wide = SAMPLE + 8 + style.text_width(name, 12)
+        if x > 16 and x + wide > canvas.width - 8:
+            x, y = 16.0, y + 20
+        draw(x, y - 4)
+        canvas.text(x + SAMPLE + 8, y, name, "b")
+        x += wide + 18
+    return y

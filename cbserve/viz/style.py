@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 INKS = ("#ffffff", "#111111", "#111111", "#111111", "#111111", "#111111", "#111111")  # letters on them: 4.5:1 and more
@@ -105,6 +107,16 @@ def number(value: float) -> str:
     if isinstance(value, int) or (math.isfinite(value) and (value == int(value) or abs(value) >= 1000)):
         return f"{value:,.0f}"
     return f"{value:.4g}" if math.isfinite(value) else "no value"
+
+
+def tick_names(values: Sequence[float]) -> list[str]:
+    """What stands beside ticks: `number`, or with the decimals of their step where two would read the same."""
+    names = list(map(number, values))
+    if len(set(names)) < len(names):
+        step = min(after - before for before, after in pairwise(values))
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        names = [f"{value:,.{decimals}f}" for value in values]
+    return names
 
 
 def said_s(seconds: float) -> str:

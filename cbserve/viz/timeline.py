@@ -110,10 +110,10 @@ def _axis(
     values = style.ticks(low, high, int((high - low) * per_unit / 85))
     if axis == "step":
         values = [value for value in values if value == int(value)]
-    for value in values:
+    for value, text in zip(values, style.tick_names(values), strict=True):
         x = LEFT + (value - low) * per_unit
         grid.line(x, top + 16, x, bottom, "g")
-        canvas.text(x, bottom + 15, style.number(value), "a", "middle")
+        canvas.text(x, bottom + 15, text, "a", "middle")
     canvas.parts[grid_at:grid_at] = grid.parts
     name = "step: one token for every running request" if axis == "step" else "time in seconds"
     canvas.text(LEFT, bottom + 33, f"{name} →", "a")

@@ -255,10 +255,17 @@ def test_of_many_settings_the_best_of_each_gpu_is_a_curve_and_the_rest_are_grey(
 
 
 def test_more_settings_than_one_axis_can_tell_apart_are_points_under_the_frontier() -> None:
-    rows = [row(1, chunk, chunk, 1000 / chunk if chunk != 20 else 900) for chunk in range(10, 30)]
+    rows = [row(1, chunk, chunk, chunk / 100 if chunk != 20 else 900) for chunk in range(10, 30)]
     (first, _) = charts(rows, {"rate": [1.0], "chunk": list(range(10, 30)), "seed": [0]}, {})
     assert len(hovers(first(880))) == 20 and "frontier" in first(880).svg
     assert frontier([(1, 5), (2, 4), (3, 6), (4, 7), (4, 8), (2, 9)]) == [(2, 4), (3, 6), (4, 7)]
+
+
+def test_a_frontier_of_one_point_is_neither_drawn_nor_named() -> None:
+    rows = [row(1, 256, 100 * k, 1 / k, gpu) for k, gpu in enumerate(("t4", "l4", "h100"), start=1)]
+    for draw in charts(rows, {"gpu": ["t4", "l4", "h100"]}, {}):
+        viz_checks.check(draw(400).svg)
+        assert not any(text.text.startswith("frontier") for text in viz_checks.texts(draw(400).svg))
 
 
 def test_one_run_has_a_chart_without_a_frontier() -> None:

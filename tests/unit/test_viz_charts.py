@@ -4,7 +4,8 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 import viz_checks
@@ -12,7 +13,7 @@ import viz_checks
 from cbserve.errors import FigureError
 from cbserve.viz import Figure, bars, histogram, lines, table
 from cbserve.viz.axes import along, free_place, spread
-from cbserve.viz.style import COLOURS, INKS, number, percent, ticks, wrap
+from cbserve.viz.style import COLOURS, INKS, number, percent, tick_names, ticks, wrap
 
 SAMPLE = [random.Random(i).expovariate(1 / 100) for i in range(500)]
 PAIRS = {"measured": [21.3, 35.2, 88.1], "predicted": [20.1, 36.0, 91.0]}
@@ -28,6 +29,17 @@ CASES: dict[str, Callable[[], Figure]] = {
     ),
     "lines": lambda: lines(CLOSE, title="Lines", x_name="x", y_name="y", reference=(25, "the bound")),
     "log lines": lambda: lines(CLOSE, title="Lines", x_name="x", y_name="y", log_x=True, log_y=True),
+    "one point": lambda: lines({"a": ([1004.6], [7])}, title="One", x_name="x", y_name="y"),
+    "close values": lambda: lines(
+        {"a": ([1004.1, 1004.9], [2000.5, 2000.9])}, title="Close", x_name="x", y_name="y", from_zero=False
+    ),
+    "long names": lambda: lines(
+        {f"{name}, which is a long name": xy for name, xy in CLOSE.items()},
+        title="Lines",
+        x_name="x",
+        y_name="y",
+        width=360,
+    ),
     "histogram": lambda: histogram(
         SAMPLE,
         title="Long-tailed",
@@ -89,6 +101,32 @@ def test_ticks_are_round() -> None:
     assert ticks(0, 60, 6) == [0, 10, 20, 30, 40, 50, 60]
     assert ticks(0, 1, 4) == [0, 0.2, 0.4, 0.6, 0.8, 1]
     assert len(ticks(3, 5003, 8)) <= 12
+
+
+def looks(svg: str) -> Counter[str]:
+    """How often each colour is drawn as a line or a marker."""
+    return Counter(
+        colour
+        for path in viz_checks.drawn(svg, "path")
+        for colour in COLOURS
+        if colour in (path.get("stroke"), path.get("fill"))
+    )
+
+
+@pytest.mark.parametrize("width", [880, 400])
+@pytest.mark.parametrize("names", ["ab", ("a name for the first line", "a name for the second line")])
+def test_each_name_has_the_look_of_its_line(names: Sequence[str], width: int) -> None:
+    """Two lines that run together cannot be told apart by where their names stand."""
+    pair = dict.fromkeys(names, ([1, 2], [3, 4]))
+    figure = lines(pair, title="t", x_name="x", y_name="y", width=width)
+    viz_checks.check(figure.svg)
+    assert looks(figure.svg) == {COLOURS[0]: 2 * 2 + 1, COLOURS[1]: 2 * 2 + 1}  # line, two points; and beside the name
+
+
+def test_ticks_that_would_read_the_same_get_decimals() -> None:
+    assert tick_names([1004.2, 1004.4, 1004.6]) == ["1,004.2", "1,004.4", "1,004.6"]
+    assert tick_names([100_000.05, 100_000.1]) == ["100,000.05", "100,000.10"]
+    assert tick_names([0, 0.5, 1000]) == ["0", "0.5", "1,000"]
 
 
 def test_numbers_are_written_as_people_read_them() -> None:

@@ -24,7 +24,7 @@ def draw(*drawn: Curve, **more: object) -> Figure:
 def test_it_is_legible_and_names_all_that_it_shows(width: int, log_y: bool) -> None:
     line = ("a long name of a line over all of them", [(0, 0.5), (8, 30.0)])
     figure = draw(
-        UP, DOWN, cloud=("others", GREY), over=line, reference=(20.0, "the bound"), log_y=log_y, width=width
+        UP, DOWN, cloud=("others", GREY), under=line, reference=(20.0, "the bound"), log_y=log_y, width=width
     )  # fmt: skip
     viz_checks.check(figure.svg)
     names = [text.text for text in viz_checks.texts(figure.svg)]

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import dataclass
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -59,8 +60,18 @@ def bars(svg: str) -> list[tuple[Box, str]]:
     return found
 
 
+def repeated_ticks(svg: str) -> list[str]:
+    """Numbers that stand twice beside one axis: they are anchored there, in one row or one column."""
+    places = [
+        (text.text, anchor, text.get("y" if anchor == "middle" else "x"))
+        for text in drawn(svg, "text")
+        if (anchor := text.get("text-anchor")) and re.fullmatch(r"-?[\d,.]+(e[-+]\d+)?", text.text or "")
+    ]
+    return [text for (text, *_), count in Counter(places).items() if count > 1]
+
+
 def check(svg: str) -> None:
-    """Well formed, named, within its view box, no text on another, no id twice, every mark with hover text."""
+    """Well formed, named, within its view box, no text on another, no id or tick twice, every mark with hover text."""
     root = root_of(svg)
     width, height = (float(v) for v in root.get("viewBox", "").split()[2:])
     assert root.get("role") == "img"
@@ -69,6 +80,7 @@ def check(svg: str) -> None:
     assert all(label in ids for label in root.get("aria-labelledby", "-").split())
     assert all(root.find(SVG + name).text for name in ("title", "desc"))
     assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
+    assert repeated_ticks(svg) == []
     boxes = texts(svg)
     for box in [*boxes, *(bar for bar, _ in bars(svg))]:
         assert box.x >= 0 and box.right <= width + 0.5 and box.y >= 0 and box.bottom <= height + 0.5, (
