@@ -108,19 +108,19 @@ def _single(options: argparse.Namespace, settings: Settings, report: Path | None
     from tqdm import tqdm
 
     from cbserve.sim.assumptions import assumptions
-    from cbserve.sim.beginning import Beginning
     from cbserve.sim.paths import require_no_other_file
     from cbserve.sim.point import numbers, prepare
     from cbserve.sim.report import write_report
     from cbserve.sim.series import Series
+    from cbserve.sim.telling import TellingPart
     from cbserve.sim.words import tables
 
     settings.check()
     if options.out is not None:
         require_no_other_file(options.out)
-    point, seen, start = prepare(settings), Series(), Beginning()
+    point, seen, telling = prepare(settings), Series(), TellingPart()
     rests_on = assumptions(point)
-    listeners = [] if report is None else [seen.add, start.add]
+    listeners = [] if report is None else [seen.add, telling.add]
     begun = time.perf_counter()
     with tqdm(total=len(point.workload), unit="request", delay=1, leave=False, disable=None) as bar:
         simulation, work = point.run(options.out, lambda output: bar.update() and None, listeners)
@@ -128,8 +128,8 @@ def _single(options: argparse.Namespace, settings: Settings, report: Path | None
     found = numbers(simulation, work, settings)
     if report is not None:  # before anything is printed: who reads that may go away
         title = f"{point.device.cost.model.name} on {point.device.name}: {point.workload.name}"
-        first_steps = start.trace(simulation.trace.meta)
-        write_report(report, seen, first_steps, found, settings.slo, title, rests_on, _command())
+        part = telling.part(simulation.trace.meta)
+        write_report(report, seen, part, found, settings.slo, title, rests_on, _command())
     if options.json:
         about = {"settings": point.resolved(), "assumptions": rests_on}
         print(json.dumps(about | {"numbers": found}, indent=2))

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.core.metrics import percentile
-from cbserve.core.trace import Arrived, Trace
-from cbserve.sim.beginning import STEPS
 from cbserve.sim.over_time import OverTime
 from cbserve.sim.page import Draw, write_page
 from cbserve.sim.series import Series, evenly
 from cbserve.sim.settings import Objectives
+from cbserve.sim.telling import Part
 from cbserve.sim.words import duration, rounded, tables
 from cbserve.viz import histogram, lines
 from cbserve.viz.curves import Curve, Mark, curves
 from cbserve.viz.figure import Figure
+from cbserve.viz.findings import plural
 from cbserve.viz.style import number, percent
 from cbserve.viz.timeline import timeline
 
@@ -28,23 +28,23 @@ SAMPLE = 5000  # gaps that a histogram shows
 def write_report(
     path: Path,
     seen: Series,
-    start: Trace,
+    part: Part | None,
     found: dict[str, Any],
     slo: Objectives,
     title: str,
     assumptions: Sequence[str],
     command: str,
 ) -> None:
-    """Write the HTML page of a run, of which `start` is the beginning and `found` are the `numbers`.
+    """Write the HTML page of a run, of which `part` is the most telling one and `found` are the `numbers`.
 
     Raises:
         CBServeError: it cannot be written.
     """
     lead = [*assumptions, *([f"Made by: {command}"] if command else [])]
-    write_page(path, title, lead, tables(found, slo), figures(seen, start, found, dict(slo)))
+    write_page(path, title, lead, tables(found, slo), figures(seen, part, found, dict(slo)))
 
 
-def figures(seen: Series, start: Trace, found: dict[str, Any], slo: dict[str, float]) -> list[Draw]:
+def figures(seen: Series, part: Part | None, found: dict[str, Any], slo: dict[str, float]) -> list[Draw]:
     """What there is to draw; nothing of a run in which nothing ran."""
     if not seen.ttft_s:
         return []
@@ -53,7 +53,7 @@ def figures(seen: Series, start: Trace, found: dict[str, Any], slo: dict[str, fl
         partial(_load, seen),
         partial(_cache, seen, found["num_blocks"]),
         *([partial(_gaps, seen, slo)] if seen.gaps else []),
-        partial(_start, start, found),
+        *([partial(_steps, part, found)] if part else []),
     ]
 
 
@@ -151,13 +151,20 @@ def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
     )
 
 
-def _start(start: Trace, found: dict[str, Any], width: int) -> Figure:
-    """The first steps as the engine took them."""
-    slots, num_slots, steps = int(start.meta["num_slots"]), found["num_slots"], min(STEPS, len(start.steps))
-    requests = sum(1 for _ in start.of(Arrived))
-    title, label = f"All {steps} steps", f"All {slots} slots"
-    if steps < found["steps"]:
-        title = f"Only the beginning: {steps} of {found['steps']:,} steps, {requests} of {found['requests']:,} requests"
-    if slots < num_slots:
-        label = f"Slots 0 to {slots - 1} of {num_slots:,}; the share is of these"
-    return timeline(start, title=title, labels=[label], last_step=STEPS - 1, width=max(480, width))
+def _steps(part: Part, found: dict[str, Any], width: int) -> Figure:
+    """The most telling steps as the engine took them."""
+    num_slots, few = found["num_slots"], len(part.slots)
+    at = duration(part.time_s)
+    moment = {
+        "preemption": f"Around the first preemption, at {at}",
+        "queue": f"Around the longest queue, {plural(part.count, 'request')} at {at}",
+        "running": f"Where most requests run, {part.count:,} at {at}",
+    }[part.kind]
+    title = f"All {plural(found['steps'], 'step')}"
+    if part.last_step - part.first_step + 1 < found["steps"]:
+        title = f"{moment}: steps {part.first_step:,} to {part.last_step:,} of {found['steps']:,}"
+    label = f"{few} of {num_slots:,} slots, those in which most happens" if few < num_slots else f"All {few} slots"
+    return timeline(
+        part.trace, title=title, labels=[label], axis="time", queue=True, slots=part.slots,
+        first_step=part.first_step, last_step=part.last_step, width=max(480, width),
+    )  # fmt: skip

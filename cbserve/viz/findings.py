@@ -118,7 +118,7 @@ def panel_numbers(trace: Trace, is_whole: bool, axis: str) -> tuple[str, list[st
     if percent(used) != percent(occupied):
         lines.append(f"{percent(occupied)} occupied")
     if not is_whole:
-        lines.append(f"after {plural(end_step(trace), 'step')}" if is_start else f"to step {end_step(trace):,}")
+        lines.append(f"after {plural(end_step(trace), 'step')}" if is_start else f"to step {end_step(trace) - 1:,}")
     elif axis == "time":
         lines.append(f"done at {steps[-1].end_s:.3g} s")
     else:
@@ -153,16 +153,21 @@ def caption(title: str, traces: Sequence[Trace]) -> str:
     return f"{title}." + (where.get(clocks.pop(), "") if len(clocks) == 1 else "")
 
 
-def table_twin(traces: Sequence[Trace], labels: Sequence[str] | None, names: Mapping[str, str]) -> Rows:
-    """The data: a row for each sequence. Steps are numbered from 0; "finished" and "left" name the last step."""
+def table_twin(
+    traces: Sequence[Trace], labels: Sequence[str] | None, names: Mapping[str, str], slots: Sequence[int] | None
+) -> Rows:
+    """The data: a row for each sequence, in `slots` alone where they are given. Steps are numbered from 0; "finished"
+    and "left" name the last step."""
     header = ["request", "slot", "admitted", "first token", "finished", "left", "tokens", "preemptions"]
     rows: list[list[object]] = []
     for index, trace in enumerate(traces):
         panel = [labels[index] if labels else batching_name(trace)] if len(traces) > 1 else []
         for r in records(trace):
+            if slots is not None and not {*slots} & {*r.slots}:
+                continue
             name = names[r.request_id]
             request = name if name == r.request_id else f"{name} ({r.request_id})"
-            slots = r.slots[0] if len(r.slots) == 1 else ", ".join(map(str, r.slots))
+            held = r.slots[0] if len(r.slots) == 1 else ", ".join(map(str, r.slots))
             steps = [r.admitted, r.first_token, r.finished, r.left]
-            rows.append([*panel, request, slots, *steps, r.num_tokens, r.num_preemptions])
+            rows.append([*panel, request, held, *steps, r.num_tokens, r.num_preemptions])
     return (["panel", *header] if len(traces) > 1 else header), rows

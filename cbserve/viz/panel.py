@@ -28,24 +28,26 @@ class Panel:
         axis: "step" or "time".
         scale: (x of the low end, low end, pixels per step or second).
         window: first and last step drawn.
+        slots: draw these alone; by default the first `MAX_SLOTS` of those that are used.
     """
 
     def __init__(
         self, canvas: Canvas, trace: Trace, part: Trace, names: Mapping[str, str], order: Mapping[str, int], axis: str,
-        scale: tuple[float, float, float], window: tuple[int, int],
+        scale: tuple[float, float, float], window: tuple[int, int], slots: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.canvas, self.trace, self.part, self.names, self.order = canvas, trace, part, names, order
         self.axis, self.window = axis, window
         self.x0, self.low, self.per_unit = scale
         self.times = {step.step: (step.start_s, step.end_s) for step in trace.steps} if axis == "time" else {}
-        slots = num_slots(trace)
+        total = num_slots(trace)
         used = max((row.slot + 1 for step in trace.steps for row in step.rows), default=1)
-        self.empty = slots - used if slots > 8 and slots - used >= 4 else 0  # the last ones, never used: not drawn
-        slots -= self.empty
-        self.num_rows = min(slots, MAX_SLOTS)
-        self.hidden = slots - self.num_rows
-        self.pitch = 38 if slots <= 4 else 30 if slots <= 8 else 22 if slots <= 16 else 17
-        self.height = self.pitch - (8 if slots <= 4 else 6 if slots <= 8 else 4 if slots <= 16 else 2)
+        self.empty = total - used if total > 8 and total - used >= 4 else 0  # the last ones, never used: not drawn
+        drawn = range(min(total - self.empty, MAX_SLOTS)) if slots is None else sorted(set(slots))
+        self.rows = {slot: row for row, slot in enumerate(drawn)}
+        count = len(self.rows)
+        self.hidden = total - self.empty - count
+        self.pitch = 38 if count <= 4 else 30 if count <= 8 else 22 if count <= 16 else 17
+        self.height = self.pitch - (8 if count <= 4 else 6 if count <= 8 else 4 if count <= 16 else 2)
         self.seen: set[str] = set()  # kinds of marks drawn, for the key
         self.top = self.bottom = 0.0
 
@@ -62,7 +64,7 @@ class Panel:
         return self.x0 + (at - self.low) * self.per_unit
 
     def y(self, slot: int) -> float:
-        return self.top + slot * self.pitch
+        return self.top + self.rows[slot] * self.pitch
 
     # ---- drawing ------------------------------------------------------------------------------------------------
 
@@ -75,10 +77,10 @@ class Panel:
         if queue:
             y = self._queue(y + 8)
         self.top = y + 12
-        self.bottom = self.top + self.num_rows * self.pitch - (self.pitch - self.height)
+        self.bottom = self.top + len(self.rows) * self.pitch - (self.pitch - self.height)
         end = end_step(self.trace) - 1
-        found = [s for s in spans(self.part) if s.slot < self.num_rows]
-        for slot in range(self.num_rows):
+        found = [s for s in spans(self.part) if s.slot in self.rows]
+        for slot in self.rows:
             middle = self.y(slot) + self.height / 2 + 4.3
             self.canvas.text(self.x0 - 10, middle, f"slot {slot}", "a", "end")
             if self.trace.steps:
@@ -243,7 +245,7 @@ class Panel:
         first, now = self.window
         for event in self.part.of(Preempted, Admitted):
             is_cut = isinstance(event, Preempted)
-            if not (first <= event.step <= now) or event.slot >= self.num_rows or not (is_cut or event.resumed):
+            if not (first <= event.step <= now) or event.slot not in self.rows or not (is_cut or event.resumed):
                 continue
             x, y, name = self.left(event.step), self.y(event.slot), self.names[event.request_id]
             kind = event.cause if is_cut else "resumed"

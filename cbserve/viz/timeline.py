@@ -28,6 +28,7 @@ def timeline(
     axis: str = "step",
     queue: bool = False,
     cursor: int | None = None,
+    slots: Sequence[int] | None = None,
 ) -> Figure:
     """Draw what each slot did in each step.
 
@@ -41,6 +42,7 @@ def timeline(
         axis: "step", or "time" in seconds on the engine's clock.
         queue: draw how many requests wait above each panel.
         cursor: draw only what has happened when this step ends, on the scale of the whole part; -1: nothing yet.
+        slots: draw these alone; the first 64 by default. The numbers beside a panel are those of all.
 
     Raises:
         FigureError: no trace, an unknown axis, no steps in the part, labels that are not one a trace, a wrong type.
@@ -59,6 +61,8 @@ def timeline(
     for name, step in (("first_step", first_step), ("last_step", last_step), ("cursor", cursor)):
         if step is not None:
             given.integer(name, step)
+    for slot in slots or ():
+        given.integer("slots", slot, least=0)
     end = max(end_step(trace) for trace in runs) or 1
     first, last = max(0, first_step), min(end - 1 if last_step is None else last_step, end - 1)
     if last < first:
@@ -77,7 +81,7 @@ def timeline(
     per_unit = (width - LEFT - RIGHT) / (high - low)
     top, grid_at, panels = y + 22, len(canvas.parts), []
     for index, (trace, part) in enumerate(zip(runs, parts, strict=True)):
-        panel = Panel(canvas, trace, part, names, order, axis, (LEFT, low, per_unit), (first, now))
+        panel = Panel(canvas, trace, part, names, order, axis, (LEFT, low, per_unit), (first, now), slots)
         y = panel.draw(y + 30, labels[index] if labels else panel_heading(trace), queue)
         panel.numbers(width - RIGHT + 14, *panel_numbers(part, wholes[index], axis))
         if cursor is not None:
@@ -91,7 +95,9 @@ def timeline(
     y = _key(canvas, y + 24, key_entries(set().union(*(panel.seen for panel in panels))))
     text = description(parts, labels)
     until = [trace if now >= end_step(trace) - 1 else cut(trace, 0, now) for trace in runs]
-    return Figure(canvas.svg(y + 16, title, text), title, text, caption(title, runs), table_twin(until, labels, names))
+    return Figure(
+        canvas.svg(y + 16, title, text), title, text, caption(title, runs), table_twin(until, labels, names, slots)
+    )
 
 
 def _times(parts: Sequence[Trace]) -> tuple[float, float]:
