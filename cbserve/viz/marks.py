@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cbserve.viz import style
-from cbserve.viz.figure import ID, Canvas
+from cbserve.viz.figure import Canvas
 
 KEY = {
     "prefill": "prefill: computes the prompt",
@@ -41,9 +41,12 @@ def sample(canvas: Canvas, kind: str, x: float, y: float) -> None:
         badge(canvas, kind, x + 9, y - 4)
         return
     tall = 4 if kind == "held" else 12
-    fill = f"url(#{ID}w)" if kind == "padding" else style.COLOURS[4]
-    cls = {"padding": "w", "crowd": "m"}.get(kind, "")
-    canvas.rect(x, y - 4 - tall / 2, 18, tall, cls, rx=2, **({} if cls else {"fill": fill}))
+    if kind in ("padding", "crowd"):
+        canvas.rect(x, y - 10, 18, 12, "w" if kind == "padding" else "m", rx=2)
+    else:  # in several colours: it has that of its request
+        for part in range(3):
+            look = {"stroke": style.colour(part), "stroke_width": tall}
+            canvas.add("path", "", d=f"M{x + 6 * part:.1f} {y - 4:.1f}h6", **look)
     if kind in ("prefill", "recompute"):
         canvas.rect(x, y - 10, 18, 12, "pre", rx=2)
         chevrons(canvas, x + 9, y - 4, 3.5, kind == "recompute")

@@ -205,6 +205,22 @@ def test_slots_that_stay_empty_are_counted_but_not_drawn() -> None:
     assert "29 more slots stay empty" in svg and ">slot 3<" not in svg and percent(18 / (32 * 7)) in svg
 
 
+def test_slots_that_are_asked_for_are_drawn_alone_and_tabled_alone() -> None:
+    part = {"first_step": 10, "last_step": 30}
+    whole, chosen = timeline(continuous(), **part), timeline(continuous(), slots=[2, 0], **part)
+    drawn = {text.text for text in viz_checks.texts(chosen.svg)}
+    assert {"slot 0", "slot 2", "1 more slot not drawn; the numbers count all", "to step 30"} <= drawn
+    assert "slot 1" not in drawn and chosen.title == whole.title
+    assert chosen.table[1] == [row for row in whole.table[1] if row[1] in (0, 2)]
+
+
+def test_the_key_shows_decoding_in_several_colours() -> None:
+    """In one it would be read as one request's."""
+    figure = timeline(continuous(), first_step=10, last_step=30)
+    assert "decode: one token a step" in {text.text for text in viz_checks.texts(figure.svg)}
+    assert len({path.get("stroke") for path in viz_checks.drawn(figure.svg, "path") if path.get("stroke")}) == 3
+
+
 def test_many_short_requests_do_not_make_a_huge_file() -> None:
     trace = continuous([1 + i % 5 for i in range(3000)], 4)
     figure = timeline(trace)
