@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
-from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
-from cbserve.core.trace import Admitted, StepEvent
+from cbserve.core.trace import StepEvent
+from cbserve.explorers.machines import Machines
 from cbserve.explorers.scene import Answer, Control, Scene
+from cbserve.explorers.scene_runs import (
+    CHAT_PROMPT,
+    CHUNK,
+    LEAD,
+    Machine,
+    its_model,
+    machine_of,
+    menus,
+    others,
+    run,
+    settled,
+    wait_of_last,
+)
 from cbserve.explorers.showing import choices
-from cbserve.hardware.capacity import kv_capacity
-from cbserve.hardware.gpus import GPUS
-from cbserve.hardware.gpus import gpu as find_gpu
-from cbserve.hardware.models import MODELS, model_shape
-from cbserve.hardware.roofline import Roofline
-from cbserve.simulation import Simulation, simulate
 from cbserve.viz import lines
 from cbserve.viz.figure import Figure
+from cbserve.viz.findings import plural
 from cbserve.viz.style import percent, round_ms, said_s
 from cbserve.viz.token_gaps import TokenRow, token_gaps
 from cbserve.workloads.tokens import own_tokens
-from cbserve.workloads.workload import Job, Workload
+from cbserve.workloads.workload import Job
 
 WHOLE = 10**9  # a token budget that cuts nothing
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, WHOLE)
 PROMPTS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 OTHERS = (1, 2, 4, 8, 16, 32)
 LIMITS_S = (0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-ARRIVAL_S = 0.2  # of the long prompt; the others have been decoding for a while
-CHAT_PROMPT, LONG_ANSWER = 100, 8
+LONG_ANSWER = 8
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 QUICK = 2_000  # tokens: up to here a point costs next to nothing
 LENGTHS = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
@@ -41,24 +50,28 @@ LENGTHS = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 
 
 def long_prefill(
-    gpu: str, model: str, prompt_tokens: int, token_budget: int, num_others: int, itl_s: float
+    machines: Machines, gpu: str, model: str, prompt_tokens: int, token_budget: int, num_others: int, itl_s: float
 ) -> Iterator[Answer]:
     """A prompt of `prompt_tokens` joins `num_others` answers in progress, cut to chunks or whole: the others' gaps.
 
     Raises:
         InvalidRequestError: it does not fit on that GPU.
     """
+    machine = machine_of(machines, gpu, model)
     for budgets in (sorted({token_budget, WHOLE}), sorted({*BUDGETS, token_budget})):
-        runs = {b: _joined(gpu, model, prompt_tokens, b, num_others) for b in budgets if b > num_others}
-        figure = _gaps_figure(gpu, model, prompt_tokens, token_budget, num_others, itl_s, runs)
+        found = {b: _joined(machine, prompt_tokens, b, num_others) for b in budgets if b > num_others}
+        runs = {budget: joined for budget, joined in found.items() if joined is not None}
+        if token_budget not in runs or WHOLE not in runs:
+            raise machine.too_small(prompt_tokens, num_others)
         worst = {budget: max(gap for _, gap in gaps) for budget, (gaps, _) in runs.items()}
         said = f"their longest gap is {said_s(worst[token_budget])}; the limit is {round_ms(itl_s)}"
         if len(budgets) > 2:
-            kept = [budget for budget, gap in worst.items() if gap <= itl_s]
-            said += f", and {_chunk(max(kept))} is the largest that keeps it" if kept else ", which no chunk here keeps"
+            kept = max((budget for budget, gap in worst.items() if gap <= itl_s), default=0)
+            largest = {0: "no chunk here keeps it", WHOLE: "even the whole prompt in one step keeps it"}
+            said += f", and {largest.get(kept, f'{_chunk(kept)} is the largest that keeps it')}"
         ttft_s, whole_s = runs[token_budget][1], runs[WHOLE][1]
         yield (
-            figure,
+            partial(_gaps_figure, machine, prompt_tokens, token_budget, num_others, itl_s, runs),
             [
                 ("The others", f"{said}."),
                 ("The long prompt", f"its first token comes after {said_s(ttft_s)}; uncut, after {said_s(whole_s)}."),
@@ -70,11 +83,12 @@ Joined = tuple[list[tuple[float, float]], float]
 
 
 def _gaps_figure(
-    gpu: str, model: str, prompt_tokens: int, token_budget: int, num_others: int, itl_s: float, runs: dict[int, Joined]
-) -> Figure:
+    machine: Machine, prompt_tokens: int, token_budget: int, num_others: int, itl_s: float, runs: dict[int, Joined],
+    width: int,
+) -> Figure:  # fmt: skip
     (gaps, _), (whole, _) = runs[token_budget], runs[WHOLE]
     longest, longest_whole = max(gap for _, gap in gaps), max(gap for _, gap in whole)
-    until = max(ttft for _, ttft in runs.values()) + 0.1
+    until = max(ttft for _, ttft in runs.values()) + LEAD * min(gap for _, gap in gaps)
     shown = [
         TokenRow(_chunk(budget), [t for t, _ in found if t < until], ttft) for budget, (found, ttft) in runs.items()
     ]
@@ -93,144 +107,148 @@ def _gaps_figure(
     ]
     return token_gaps(
         shown, list(runs).index(token_budget), itl_s, title=title, x_name="seconds since the long prompt came",
-        event="a long prompt comes", table=(header, rows),
-        caption=f"{_simulated(gpu, model)} A tick is a token that every other answer gets; ✕: the longest gap is "
+        event="a long prompt comes", table=(header, rows), width=width,
+        caption=f"{_simulated(machine)} A tick is a token that every other answer gets; ✕: the longest gap is "
         f"beyond the ITL limit of {round_ms(itl_s)}. Smaller chunks make shorter gaps and a later first token for the "
         "long prompt (▲).",
     )  # fmt: skip
 
 
 @lru_cache(512)
-def _joined(gpu: str, model: str, prompt_tokens: int, token_budget: int, num_others: int) -> Joined:
-    """(gaps of the others as (seconds since the long prompt arrived, seconds), TTFT of the long prompt)."""
+def _joined(machine: Machine, prompt_tokens: int, token_budget: int, num_others: int) -> Joined | None:
+    """(gaps of the others as (seconds since the long prompt arrived, seconds), TTFT of the long prompt); None: there is
+    no room for all."""
     if token_budget <= num_others:
-        raise InvalidRequestError(f"chunk {token_budget}: {num_others} decodes leave no room in it; take a larger one")
-    steps = 120 + -(-prompt_tokens // (token_budget - num_others))  # so long do the others need to go on
-    jobs = [Job(0.0, own_tokens(i, CHAT_PROMPT), steps) for i in range(num_others)]
-    jobs.append(Job(ARRIVAL_S, own_tokens(num_others, prompt_tokens), LONG_ANSWER))
-    batching = ContinuousBatching(max_num_seqs=num_others + 1, max_num_batched_tokens=token_budget)
-    run = _run(gpu, model, jobs, batching)
-    if run.refused:
-        raise InvalidRequestError(f"a prompt of {prompt_tokens:,} tokens: {run.refused[0][1]}")
+        raise InvalidRequestError(
+            f"chunk {token_budget}: {num_others} decodes leave no room in it; choose a larger one"
+        )
+    arrival_s, step_s = settled(machine, num_others, token_budget)
+    # So long do the others need to go on: while they come, before the long prompt, during it, and behind it
+    steps = 4 * LEAD + num_others * CHAT_PROMPT // token_budget + prompt_tokens // (token_budget - num_others)
+    jobs = [*others(num_others, steps), Job(arrival_s, own_tokens(0, prompt_tokens), LONG_ANSWER)]
+    simulation = run(machine, jobs, token_budget)
+    _, ttft_s = wait_of_last(simulation, jobs)
+    if math.isnan(ttft_s):
+        return None
     gaps, last = [], 0.0
-    for step in run.trace.events:
+    for step in simulation.trace.events:
         if isinstance(step, StepEvent):
             among = step.num_steady > 0 or any(row.kind == "decode" for row in step.rows)
             for end in step.ends():
-                if end > ARRIVAL_S - 0.1 and last and among:
-                    gaps.append((end - ARRIVAL_S, end - last))
+                if end > arrival_s - LEAD * step_s and last and among:
+                    gaps.append((end - arrival_s, end - last))
                 last = end
-    return gaps, _ttft_s(run, num_others, ARRIVAL_S)
+    return gaps, ttft_s
 
 
 # ---- pitfall 3: the first token waits for the prompt ----------------------------------------------------------------
 
 
 def cold_start(
-    gpu: str, model: str, prompt_tokens: int, cached_share: float, num_others: int, ttft_s: float
+    machines: Machines, gpu: str, model: str, prompt_tokens: int, cached_share: float, num_others: int, ttft_s: float
 ) -> Iterator[Answer]:
     """TTFT against the length of the prompt: on an idle engine, and as the controls say.
 
     Raises:
         InvalidRequestError: it does not fit on that GPU.
     """
+    machine = machine_of(machines, gpu, model)
     for longest in (QUICK, math.inf):
         lengths = sorted({prompt_tokens, *(n for n in LENGTHS if n <= longest)})
-        idle = [_first_token_s(gpu, model, n, 0.0, 0) for n in lengths]
-        own = [_first_token_s(gpu, model, n, cached_share, num_others) for n in lengths]
-        here, alone = own[lengths.index(prompt_tokens)], idle[lengths.index(prompt_tokens)]
+        idle = [_waits(machine, n, 0.0, 0)[1] for n in lengths]
+        own = [_waits(machine, n, cached_share, num_others)[1] for n in lengths]
+        queue_s, here = _waits(machine, prompt_tokens, cached_share, num_others)
         if math.isnan(here):
-            room = kv_capacity(model, gpu).num_tokens
-            raise InvalidRequestError(
-                f"a prompt of {prompt_tokens:,} tokens: the KV pool of {model} on one {gpu} has room for {room:,}; "
-                "take a shorter prompt or a larger GPU"
-            )
+            raise machine.too_small(prompt_tokens, num_others)
         series = {"idle engine, nothing cached": (lengths, idle)}
-        parts = [f"{percent(cached_share)} cached"] * (cached_share > 0) + [f"{num_others} others"] * (num_others > 0)
+        parts = [f"{percent(cached_share)} cached"] * (cached_share > 0)
+        parts += [plural(num_others, "other answer")] * (num_others > 0)
         if parts:
             series[", ".join(parts)] = (lengths, own)
         series["this prompt"] = ([prompt_tokens], [here])
-        fits = [n for n, wait in zip(lengths, own, strict=True) if wait <= ttft_s]
-        most = f"{round_ms(ttft_s)} {f'is enough for {max(fits):,}' if fits else 'is not enough for any length here'}"
-        figure = lines(
-            series, title=f"A prompt of {prompt_tokens:,} tokens waits {said_s(here)} for its first token; {most}",
-            x_name="prompt tokens", y_name="TTFT in seconds", log_x=True, log_y=True,
+        enough = _enough(machine, cached_share, num_others, ttft_s, dict(zip(lengths, own, strict=True)))
+        among = f" Each of its steps gives a token to {plural(num_others, 'other answer')} too." if num_others else ""
+        draw = partial(
+            lines, series, title=f"A prompt of {prompt_tokens:,} tokens waits {said_s(here)} for its first token; "
+            f"{round_ms(ttft_s)} {enough}", x_name="prompt tokens", y_name="TTFT in seconds", log_x=True, log_y=True,
             reference=(ttft_s, f"TTFT limit {round_ms(ttft_s)}"),
-            caption=f"{_simulated(gpu, model)} Nobody waits in front of it: all of this is the prefill. Continuous "
-            "batching cannot shorten it; a cached prefix can.",
+            caption=f"{_simulated(machine)} No other prompt is in front of it: it computes its own, {CHUNK:,} tokens a "
+            f"step.{among} Continuous batching cannot shorten that; a cached prefix can.",
         )  # fmt: skip
-        cost = Roofline.on(gpu, model)
-        matrices = cost.model.num_layers * cost.model.layer_params
-        linear = prompt_tokens * 2 * matrices / (cost.flops * cost.eff_compute)
         rows = [list(row) for row in zip(lengths, idle, own, strict=True)]
-        yield (
-            replace(figure, table=(["prompt tokens", "idle engine (s)", "as set (s)"], rows)),
-            [
-                (
-                    "This prompt",
-                    f"{said_s(here)} with these settings, {said_s(alone)} on an idle engine with nothing cached.",
-                ),
-                (
-                    "Where it goes",
-                    f"multiplying with the weights takes {said_s(linear)} of the {said_s(alone)}, in proportion to the "
-                    "tokens; most of the rest is attention, which grows with their square.",
-                ),
-            ],
+        table = (["prompt tokens", "idle engine (s)", "as set (s)"], rows)
+        told = _where_it_goes(machine, prompt_tokens, cached_share, num_others, queue_s, here)
+        yield (lambda width, draw=draw, table=table: replace(draw(width=width), table=table)), told
+
+
+def _enough(machine: Machine, cached_share: float, num_others: int, ttft_s: float, known: dict[int, float]) -> str:
+    """For how many tokens the limit is enough, to about one in a hundred."""
+    lengths = list(known)
+    last = bisect_right(lengths, ttft_s, key=lambda n: _or_never(known[n]))  # the first that waits too long
+    if last == len(lengths):
+        return f"is enough for {lengths[-1]:,} and more"
+    low = lengths[last - 1] if last else 1
+    between = range(low, lengths[last], max(1, low // 100))
+    fits = bisect_right(between, ttft_s, key=lambda n: _or_never(_waits(machine, n, cached_share, num_others)[1]))
+    return f"is enough for about {between[fits - 1]:,}" if fits else "is not enough for a single token"
+
+
+def _or_never(seconds: float) -> float:
+    return math.inf if math.isnan(seconds) else seconds
+
+
+def _where_it_goes(
+    machine: Machine, prompt_tokens: int, cached_share: float, num_others: int, queue_s: float, here: float
+) -> list[tuple[str, str]]:
+    alone = _waits(machine, prompt_tokens, 0.0, 0)[1]
+    cost = machine.device.cost
+    work = (cost.work(prompt_tokens, 0, 0, 0), cost.work(0, prompt_tokens * (prompt_tokens + 1), 0, 0))
+    weights, attention = (said_s(flops / (cost.flops * cost.eff_compute)) for flops, _ in work)
+    told = [
+        ("This prompt", f"{said_s(here)} with these settings, {said_s(alone)} on an idle engine with nothing cached."),
+        (
+            "Where it goes",
+            f"of the {said_s(alone)}, multiplying with the weights takes {weights}, in proportion to the tokens, and "
+            f"attention {attention}, in proportion to their square.",
+        ),
+    ]
+    if num_others:
+        without = _waits(machine, prompt_tokens, cached_share, 0)[1]
+        told.append(
+            (
+                "The others",
+                f"without them it would wait {said_s(without)}. Of the {said_s(here)}, {said_s(queue_s)} pass until a "
+                "step of theirs ends; then each step computes their tokens too.",
+            )
         )
+    return told
 
 
 @lru_cache(4096)
-def _first_token_s(gpu: str, model: str, prompt_tokens: int, cached_share: float, num_others: int) -> float:
-    """TTFT of one prompt that finds `cached_share` of itself in the prefix cache and `num_others` decoding; nan: the
-    pool is too small for it."""
+def _waits(machine: Machine, prompt_tokens: int, cached_share: float, num_others: int) -> tuple[float, float]:
+    """Seconds until one prompt is admitted, and until its first token, when it finds `cached_share` of itself in the
+    prefix cache and `num_others` decoding; nan: there is no room for it, or not for all."""
     prompt = own_tokens(0, prompt_tokens)
-    start = 1e4  # when the request before, which fills the cache, has long ended
+    start = 1e6 if num_others or cached_share else 0.0  # when the request before, which fills the cache, has ended
     jobs = [Job(0.0, prompt[:cached], 1)] if (cached := int(prompt_tokens * cached_share)) else []
-    steps = 60 + prompt_tokens // 1024
-    jobs += [Job(start - 0.1, own_tokens(1 + i, CHAT_PROMPT), steps) for i in range(num_others)]
+    jobs += others(num_others, 60 + prompt_tokens // 1024, start - settled(machine, num_others, CHUNK)[0])
     jobs.append(Job(start, prompt, LONG_ANSWER))
-    batching = ContinuousBatching(max_num_seqs=num_others + 2, max_num_batched_tokens=2048)
-    return _ttft_s(_run(gpu, model, jobs, batching, cached > 0), len(jobs) - 1, start)
+    return wait_of_last(run(machine, jobs, CHUNK, cached > 0), jobs)
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
-
-
-def _run(gpu: str, model: str, jobs: Sequence[Job], batching: ContinuousBatching, caching: bool = False) -> Simulation:
-    capacity = kv_capacity(model, gpu)
-    return simulate(
-        Workload("scene", jobs), Roofline.on(gpu, model), capacity.num_blocks, batching=batching,
-        enable_prefix_caching=caching,
-    )  # fmt: skip
-
-
-def _ttft_s(run: Simulation, index: int, arrival_s: float) -> float:
-    """Of the request that arrived as number `index`; nan: it was refused."""
-    events = run.trace.events
-    seq_ids = {e.seq_id for e in events if isinstance(e, Admitted) and e.request_id == str(index)}
-    for step in events:
-        if isinstance(step, StepEvent) and any(row.seq_id in seq_ids and row.num_sampled for row in step.rows):
-            return next(step.ends()) - arrival_s
-    return math.nan
 
 
 def _chunk(budget: int) -> str:
     return "whole" if budget == WHOLE else f"chunk {budget:,}"
 
 
-def _simulated(gpu: str, model: str) -> str:
-    return f"Simulated for {model_shape(model).name} on one {find_gpu(gpu).name}, not measured."
-
-
-def _machine(gpu: str, model: str) -> dict[str, Control]:
-    return {
-        "gpu": Control("GPU", [(name, name) for name in GPUS], is_menu=True),
-        "model": Control("model", [(name, name) for name in MODELS], is_menu=True),
-    }
+def _simulated(machine: Machine) -> str:
+    return f"Simulated for {machine.name}, not measured."
 
 
 def long_prefill_scene(
-    gpu: str = "a100-80", model: str = "llama-3.1-8b", *, prompt_tokens: int = 10_000, token_budget: int = 512,
+    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int = 10_000, token_budget: int = 512,
     num_others: int = 8, itl_s: float = 0.1,
 ) -> Scene:  # fmt: skip
     """A long prompt among answers in progress, with a slider for the chunk that it is cut to.
@@ -239,16 +257,17 @@ def long_prefill_scene(
     Simulated: the engine's own scheduler, step times of a roofline.
 
     Args:
-        gpu, model: by name, as in `GPUS` and `MODELS`.
+        gpu, model: as for `pareto_explorer`: by name, or "this" for this machine as `cbserve calibrate` measured it.
         prompt_tokens: of the prompt that joins.
         token_budget: of a step, decodes included.
         num_others: answers in progress.
         itl_s: limit of the gaps, in seconds.
 
     Raises:
-        InvalidRequestError: no such GPU or model, or it does not fit.
+        CBServeError: no such GPU or model, no calibration, or it does not fit.
     """
-    controls = _machine(gpu, model) | {
+    machines = Machines(gpu, model)
+    controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(PROMPTS, prompt_tokens)),
         "token_budget": Control(
             "chunk (tokens a step)", choices(BUDGETS, token_budget, lambda b: _chunk(b).removeprefix("chunk "))
@@ -256,12 +275,12 @@ def long_prefill_scene(
         "num_others": Control("other answers", choices(OTHERS, num_others)),
         "itl_s": Control("ITL limit", choices(LIMITS_S, itl_s, round_ms)),
     }
-    values = (find_gpu(gpu).name, model_shape(model).name, prompt_tokens, token_budget, num_others, itl_s)
-    return Scene(long_prefill, controls, dict(zip(controls, values, strict=True)))
+    values = (machines.gpu, machines.model, prompt_tokens, token_budget, num_others, itl_s)
+    return _scene(long_prefill, machines, controls, values)
 
 
 def cold_start_scene(
-    gpu: str = "a100-80", model: str = "llama-3.1-8b", *, prompt_tokens: int = 10_000, cached_share: float = 0.0,
+    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int = 10_000, cached_share: float = 0.0,
     num_others: int = 0, ttft_s: float = 0.2,
 ) -> Scene:  # fmt: skip
     """How long the first token takes by the length of the prompt, with sliders for what is cached and who else runs.
@@ -269,20 +288,28 @@ def cold_start_scene(
     Simulated: the engine's own scheduler, step times of a roofline.
 
     Args:
-        gpu, model: by name, as in `GPUS` and `MODELS`.
+        gpu, model: as for `pareto_explorer`: by name, or "this" for this machine as `cbserve calibrate` measured it.
         prompt_tokens: of the prompt that is looked at.
         cached_share: of it that the prefix cache holds already, in 0..0.99.
         num_others: answers in progress.
         ttft_s: limit of the wait, in seconds.
 
     Raises:
-        InvalidRequestError: no such GPU or model, or it does not fit.
+        CBServeError: no such GPU or model, no calibration, or it does not fit.
     """
-    controls = _machine(gpu, model) | {
+    machines = Machines(gpu, model)
+    controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(LENGTHS, prompt_tokens)),
         "cached_share": Control("of it cached", choices(SHARES, cached_share, percent)),
         "num_others": Control("other answers", choices((0, *OTHERS), num_others)),
         "ttft_s": Control("TTFT limit", choices(LIMITS_S, ttft_s, round_ms)),
     }
-    values = (find_gpu(gpu).name, model_shape(model).name, prompt_tokens, cached_share, num_others, ttft_s)
-    return Scene(cold_start, controls, dict(zip(controls, values, strict=True)))
+    values = (machines.gpu, machines.model, prompt_tokens, cached_share, num_others, ttft_s)
+    return _scene(cold_start, machines, controls, values)
+
+
+def _scene(
+    answers: Callable[..., Iterator[Answer]], machines: Machines, controls: dict[str, Control], values: Sequence[Any]
+) -> Scene:
+    first = dict(zip(controls, values, strict=True))
+    return Scene(partial(answers, machines), controls, first, partial(its_model, machines))
