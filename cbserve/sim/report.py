@@ -79,7 +79,7 @@ def _first_tokens(seen: Series, slo: dict[str, float], width: int) -> Figure:
         x_name="arrival (s)",
         y_name="TTFT (s)",
         reference=None if limit is None else (limit, f"objective {number(limit)} s"),
-        caption=f"Requests by their arrival, in parts of {number(part)} s; simulated.",
+        caption=f"A point: the requests that arrived within {number(part)} s of each other; simulated.",
         width=width,
     )
 
@@ -122,7 +122,7 @@ def _over_time(values: dict[str, OverTime], title: str, y_name: str, width: int,
         title=title,
         x_name="time (s)",
         y_name=y_name,
-        caption=f"Lines: means over parts of {part} s, idle time counted as 0; bands: up to the most within a part; "
+        caption=f"Lines: means over {part} s each, with idle time as 0; bands: up to the highest value in that time; "
         "simulated.",
         table=(["", "time (s)", y_name, "at most"], rows),
         width=width,
@@ -135,9 +135,7 @@ def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
     marks = {"median": percentile(values, 50), "p99": percentile(values, 99)}
     if "itl" in slo:
         marks["objective"] = 1e3 * slo["itl"]
-    shown = f"{total:,} gaps" + (
-        "" if total == len(values) else f" (by {len(values):,} of them, evenly over their ranks)"
-    )
+    sample = "" if total == len(values) else f", drawn from {len(values):,} of them with the same distribution"
     return histogram(
         values,
         title=f"99 of 100 gaps between tokens last at most {duration(marks['p99'] / 1e3)}",
@@ -146,7 +144,7 @@ def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
         log_x=values[0] > 0 and values[-1] > 20 * values[0],
         marks={name: rounded(value) for name, value in marks.items()},
         percent=True,
-        caption=f"Shares of {shown}; simulated.",
+        caption=f"Shares of all {total:,} gaps{sample}; simulated.",
         width=width,
     )
 

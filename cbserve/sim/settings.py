@@ -76,7 +76,8 @@ def objectives(text: str) -> Objectives:
         name, equals, value = part.strip().partition("=")
         if name not in LIMITS or not equals:
             raise argparse.ArgumentTypeError(
-                f"{part.strip()!r}: must be NAME=SECONDS with a name of {', '.join(LIMITS)}; ttft=0.5,itl=0.1 say"
+                f"{part.strip()!r}: must be NAME=SECONDS with a name of {', '.join(LIMITS)}; for example "
+                "--slo ttft=0.5,itl=0.1"
             )
         if name in found:
             raise argparse.ArgumentTypeError(f"{name} is given twice")

@@ -59,7 +59,7 @@ def grouped(rows: Sequence[Row], axes: Axes, has_slo: bool) -> Groups:
     told = [axis for axis in axes if axis != along and len({row["settings"][axis] for row in rows}) > 1]
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["settings"][along] or 0) if along else rows:
-        groups.setdefault(setting(row, told) or "all runs", []).append(row)
+        groups.setdefault(setting(row, told) or ("all runs" if len(rows) > 1 else "the run"), []).append(row)
     if len(groups) <= MOST_CURVES:
         return Groups(axes, along, groups, (), "")
     by_words = sorted(told, key=lambda axis: axis in numeric)  # a GPU rather than a number
@@ -111,9 +111,11 @@ def _latency(groups: Groups, name: str, limit: float | None, width: int) -> Figu
     points = [(row["numbers"]["tokens_per_s"], _p99(row, name) or 0.0) for row in groups.rows]
     most = max(groups.rows, key=lambda row: row["numbers"]["tokens_per_s"])
     low, high = min(y for _, y in points), max(y for _, y in points)
-    where = f" ({groups.name(most)})" if len(points) > 1 else ""
     tokens, p99 = most["numbers"]["tokens_per_s"], _p99(most, name) or 0.0
-    title = f"The highest throughput, {number(tokens)} tokens/s{where}, has a p99 {label} of {duration(p99)}"
+    found = f"The highest throughput, {number(tokens)} tokens/s ({groups.name(most)}), has"
+    if len(points) == 1:
+        found = f"The run gives {number(tokens)} tokens/s, with"
+    title = f"{found} a p99 {label} of {duration(p99)}"
     if low < p99:
         title += f"; the lowest p99 {label} is {duration(low)}"
     best = [(x, 1e3 * y) for x, y in frontier(points)]
@@ -124,7 +126,7 @@ def _latency(groups: Groups, name: str, limit: float | None, width: int) -> Figu
         y_name=f"p99 {label} (ms)",
         log_y=low > 0 and high > 20 * low,
         cloud=("other settings", [mark(row) for row in groups.others]),
-        under=("frontier: none beats these in both", best if len(groups.curves) != 1 or groups.others else ()),
+        under=("frontier: no run is better in both", best if len(groups.curves) != 1 or groups.others else ()),
         reference=None if limit is None else (1e3 * limit, f"objective {duration(limit)}"),
         caption=" ".join(filter(None, ("Each mark is a simulated run.", _along(groups), groups.words))),
         table=_table(groups, "tokens/s", f"p99 {label} (ms)", lambda row: (mark(row).x, mark(row).y)),

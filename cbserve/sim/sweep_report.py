@@ -42,9 +42,11 @@ def sweep_table(rows: Sequence[Row], axes: Axes, slo: Mapping[str, float]) -> Ta
             values += [_percent(value) for value in (*shares, numbers["kv_peak"])]
             values += [numbers["preemptions"], numbers["refused"]]
         cells.append(values)
-    caption = "Latencies in milliseconds; ITL is over all gaps together. FLOP and BW: of the peaks, while busy."
+    caption = "Latencies in milliseconds, ITL over the gaps of all requests. FLOP, BW: shares of the peaks while busy."
     if slo:
-        caption += f" Goodput: {limits(slo.items())}; kept: share of requests that keep that limit."
+        caption += (
+            f" Goodput: requests with {limits(slo.items())}. Kept: share of all requests within that limit alone."
+        )
     return table(header, cells, caption)
 
 

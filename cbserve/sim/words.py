@@ -27,8 +27,8 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     if slo:
         rate = _of(found["goodput_per_s"], "requests/s")
         rows.append(("goodput", f"{rate}, {share(found['goodput_share'])} of all, kept {limits(slo)}"))
-        kept = (f"{objective(name)} {share(value)}" for name, value in found["kept_share"].items())
-        rows.append(("each limit alone", f"kept by: {', '.join(kept)}"))
+        kept = (f"{objective(name)} is kept by {share(value)}" for name, value in found["kept_share"].items())
+        rows.append(("each limit alone", ", ".join(kept)))
     if found["busy_share"] is not None:
         rows += [
             (
@@ -45,8 +45,11 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     if found["prefix_hit_rate"] is not None:
         rows.append(("prefix cache", f"{share(found['prefix_hit_rate'])} of prompt tokens found"))
     rows += [
-        ("slot utilisation", f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots"),
-        ("KV cache in use", f"{share(found['kv_mean'])} on the mean while busy, {share(found['kv_peak'])} at the peak"),
+        (
+            "slot utilisation",
+            f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots x steps gave a token",
+        ),
+        ("KV cache in use", f"{share(found['kv_mean'])} on average while busy, {share(found['kv_peak'])} at the peak"),
         ("preemptions", f"{found['preemptions']:,}"),
         ("refused", refused),
     ]
@@ -54,7 +57,7 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
         [label, *(milliseconds(found["latency_s"][name].get(which)) for which in STATISTICS)]
         for name, label in LATENCIES.items()
     ]
-    note = "ITL: over all gaps together, while the objective is for each request's longest."
+    note = "Here ITL is over the gaps of all requests together; its objective is for the longest gap of each request."
     return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies, note if "itl" in dict(slo) else "")]
 
 

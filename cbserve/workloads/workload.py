@@ -133,7 +133,9 @@ class Workload:
             )
             for job in self.jobs
         ]
-        return replace(self, jobs=jobs, note=_also(self.note, f"arrival times divided by {factor:.4g}"))
+        return replace(
+            self, jobs=jobs, note=_also(self.note, f"arrivals scaled from {self.rate:.4g} to {rate:.4g} a second")
+        )
 
     def first(self, n: int) -> Workload:
         """The first `n` jobs, or all where there are fewer.

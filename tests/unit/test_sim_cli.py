@@ -36,7 +36,9 @@ def test_the_table_says_what_the_json_does(capsys: pytest.CaptureFixture[str]) -
     said = json.loads(capsys.readouterr().out)
     found = said["numbers"]
     assert found["requests"] == 40 and found["refused"] == 0 and found["steps"] > 100
-    assert f"{percent(found['slot_utilisation'])} of 256 slots" in text and found["num_slots"] == 256
+    assert (
+        f"{percent(found['slot_utilisation'])} of 256 slots x steps gave a token" in text and found["num_slots"] == 256
+    )
     latency = found["latency_s"]
     for name in ("TTFT", "TPOT", "ITL", "E2E"):
         row = re.search(rf"^{name} +(.*)$", text, re.M).group(1).split()
@@ -49,7 +51,7 @@ def test_the_table_says_what_the_json_does(capsys: pytest.CaptureFixture[str]) -
         assert line in text
     assert "312 TFLOP/s x 0.72" in text and "synthetic" in text and "kept TTFT <= 0.5 s, longest ITL <= 0.1 s" in text
     kept = found["kept_share"]
-    assert f"TTFT {percent(kept['ttft'])}, longest ITL {percent(kept['itl'])}" in text
+    assert f"TTFT is kept by {percent(kept['ttft'])}, longest ITL is kept by {percent(kept['itl'])}" in text
     assert max(0, sum(kept.values()) - 1) <= found["goodput_share"] <= min(kept.values())
     assert f"busy              {percent(found['busy_share'])} of the time" in text
     assert 0 < found["flop_utilisation"] < 0.72 and 0 < found["bandwidth_utilisation"] < 0.65
@@ -64,7 +66,7 @@ def test_the_limit_of_itl_is_for_the_longest_gap_of_a_request_and_says_so(capsys
     assert found["latency_s"]["itl"]["p90"] < 0.1 and found["kept_share"]["itl"] < 0.6  # nine of ten gaps are short
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "over all gaps together, while the objective is for each request's longest" in text
+    assert "its objective is for the longest gap of each request" in text
 
 
 def test_all_settings_are_told_as_they_are_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,12 +310,12 @@ def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFi
     figures = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(figures) == 10  # five, each wide and narrow
     assert all(re.search(r"<title[^>]*>.+?</title><desc[^>]*>.+?</desc>", figure) for figure in figures)
-    assert page.count("<figcaption") == 10 and page.count("parts of 0.125 s") == 6
+    assert page.count("<figcaption") == 10 and page.count("means over 0.125 s each") == 4
     assert (
         re.search(r"Where most requests run, \d+ at .*: steps [\d,]+ to [\d,]+ of [\d,]+<", page)
-        and "bands: up to the most within a part" in page
+        and "bands: up to the highest value in that time" in page
     )
-    assert re.search("Shares of [0-9,]+ gaps", page)
+    assert re.search("Shares of all [0-9,]+ gaps", page)
     ids = re.findall(r'<svg[^>]* id="(\w+)"', page)
     assert len(set(ids)) == len(ids)
 

@@ -48,6 +48,7 @@ def test_values_are_read(name: str, text: str, value: object) -> None:
         ("prefix_caching", "yes", "on or off"),
         ("batching", "magic", "there are static, continuous, mixed, prefill-first"),
         ("slo", "ttft", "must be NAME=SECONDS"),
+        ("slo", "0.5", "for example --slo ttft=0.5,itl=0.1"),
         ("slo", "ttf=1", "ttft, tpot, itl, e2e"),
         ("slo", "ttft=0", "ttft='0': must be a number above 0 of seconds"),
         ("slo", "ttft=1,ttft=2", "given twice"),

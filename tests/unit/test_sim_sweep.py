@@ -270,7 +270,7 @@ def test_a_frontier_of_one_point_is_neither_drawn_nor_named() -> None:
 
 def test_one_run_has_a_chart_without_a_frontier() -> None:
     (first, _) = charts([row(1, 256, 1004.6, 0.1)], {"rate": [1.0]}, {"ttft": 1.0})
-    assert "1,005 tokens/s, has a p99 TTFT of 100 ms" in first(880).title and "frontier" not in first(880).svg
+    assert "1,005 tokens/s, with a p99 TTFT of 100 ms" in first(880).title and "frontier" not in first(880).svg
 
 
 def test_a_wide_table_uses_the_window_and_says_that_it_scrolls(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_scaled_has_the_rate_that_was_asked_for_and_says_so() -> None:
     faster = workload.scaled(rate=2.0)
     assert faster.rate == pytest.approx(2.0)
     assert [job.arrival_s for job in faster.jobs] == [0.25, 0.5, 1.25]
-    assert faster.note == "as measured; arrival times divided by 4"
+    assert faster.note == "as measured; arrivals scaled from 0.5 to 2 a second"
     full = Job(4.0, range(7), 3, priority=2, client_id="c", cache_salt="s", session=4)
     assert Workload("w", [*jobs(0.0), full]).scaled(rate=0.5).jobs[1] == replace(full, arrival_s=2.0)
     with pytest.raises(InvalidRequestError, match="all at once"):
