@@ -70,21 +70,24 @@ class _Moment:
 class TellingPart(EventFold):
     """Takes events in order, spans as they are; holds a few stretches of them, and what is under way."""
 
-    __slots__ = ("_arrivals", "_begun", "_going", "_is_done", "_last_step", "_moments", "_stretches")
+    __slots__ = (
+        "_arrivals", "_begun", "_going", "_is_done", "_keep", "_last_step", "_moments", "_most", "_stretches", "_until",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._arrivals: dict[str, Arrived] = {}  # of requests in the queue
         self._begun: dict[int, tuple[Event, ...]] = {}  # of sequences with a slot: how they came to it
         self._going: dict[int, tuple[StepRow, int]] = {}  # who got a token in the last step: as told, and in which step
         self._stretches = [_Stretch(0)]  # the last two
+        self._keep, self._until = self._stretches[-1].events.append, STEPS  # of the last one: for this step on another
         self._moments: dict[str, _Moment] = {}
+        self._most = {"queue": 0, "running": 0}
         self._last_step = -1
         self._is_done = False  # nothing that comes is more telling
 
     def add(self, event: Event) -> None:
-        step = getattr(event, "step", -1)
-        if step >= self._stretches[-1].first_step + STEPS:
-            self._next_stretch(step)
+        if getattr(event, "step", -1) >= self._until:
+            self._next_stretch(event.step)  # type: ignore[attr-defined]
         if not self._is_done:
             super().add(event)
 
@@ -94,18 +97,16 @@ class TellingPart(EventFold):
         begun = {id(event): event for events in self._begun.values() for event in events}  # samples share some
         stretch = _Stretch(step, [*begun.values()])
         self._stretches = [self._stretches[-1], stretch]
+        self._keep, self._until = stretch.events.append, step + STEPS
         for moment in self._moments.values():
             if moment.is_open:
                 moment.stretches.append(stretch)
                 moment.is_open = False
 
     def _note(self, kind: str, count: int, step: int, time_s: float) -> None:
-        known = self._moments.get(kind)
-        if (known is None or count > known.count) and "preemption" not in self._moments:
+        if "preemption" not in self._moments:
+            self._most[kind] = count
             self._moments[kind] = _Moment(count, step, time_s, [*self._stretches])
-
-    def _keep(self, *events: Event) -> None:
-        self._stretches[-1].events += events
 
     def _arrived(self, event: Arrived) -> None:
         self._arrivals[event.request_id] = event
@@ -140,8 +141,10 @@ class TellingPart(EventFold):
 
     def _computed(self, event: StepEvent) -> None:
         self._last_step = event.step + event.count - 1
-        self._note("queue", event.num_waiting, event.step, event.start_s)
-        self._note("running", event.num_running, event.step, event.start_s)
+        if event.num_waiting > self._most["queue"]:
+            self._note("queue", event.num_waiting, event.step, event.start_s)
+        if event.num_running > self._most["running"]:
+            self._note("running", event.num_running, event.step, event.start_s)
         stretch = self._stretches[-1]
         if event.num_steady and not stretch.has_steps:
             self._keep(replace(event, rows=(*self._steady(event.step), *event.rows), num_steady=0))
@@ -166,7 +169,7 @@ class TellingPart(EventFold):
         Args:
             meta: of the run's trace.
         """
-        kind = next((kind for kind in KINDS if kind in self._moments and self._moments[kind].count), None)
+        kind = next((kind for kind in KINDS if kind in self._moments), None)
         if kind is None:
             return None
         moment = self._moments[kind]
