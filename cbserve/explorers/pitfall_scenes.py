@@ -186,11 +186,11 @@ def _enough(machine: Machine, cached_share: float, num_others: int, ttft_s: floa
     lengths = list(known)
     last = bisect_right(lengths, ttft_s, key=lambda n: _or_never(known[n]))  # the first that waits too long
     if last == len(lengths):
-        return f"is enough for {lengths[-1]:,} and more"
+        return f"is enough for {lengths[-1]:,} tokens and more"
     low = lengths[last - 1] if last else 1
     between = range(low, lengths[last], max(1, low // 100))
     fits = bisect_right(between, ttft_s, key=lambda n: _or_never(_waits(machine, n, cached_share, num_others)[1]))
-    return f"is enough for about {between[fits - 1]:,}" if fits else "is not enough for a single token"
+    return f"is enough for about {between[fits - 1]:,} tokens" if fits else "is not enough for a single token"
 
 
 def _or_never(seconds: float) -> float:
