@@ -214,11 +214,12 @@ class ParetoExplorer(ParetoView):
         self._later()
 
     def _set(self, control: Any, value: Any, options: Sequence[Any] | None = None) -> None:
-        """Without an answer to it."""
+        """Without an answer to it, and in one message: between two, what the learner chooses would be lost."""
         self._is_setting = True
-        if options is not None:
-            control.options = options
-        control.value = value
+        with control.hold_sync():
+            if options is not None:
+                control.options = options
+            control.value = value
         self._is_setting = False
 
     def _offer_points(self) -> None:

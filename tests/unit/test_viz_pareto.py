@@ -294,6 +294,17 @@ def test_steps_of_another_run_are_grey_until_they_are_drawn_anew() -> None:
     asyncio.run(asyncio.wait_for(move(), 60))
 
 
+def test_a_menu_gets_its_options_and_its_choice_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two messages the page would show another choice, and what a learner chooses then would be lost."""
+    explorer = made(rates=RATES[1:], settings=SMALL[:1])
+    sent: list[set[str]] = []
+    monkeypatch.setattr(
+        explorer.moments_menu, "send_state", lambda key: sent.append({key} if isinstance(key, str) else set(key))
+    )
+    explorer.points_menu.value = at(explorer, SMALL[0], 4.0)
+    assert [keys for keys in sent if keys] == [{"_options_labels", "index"}]
+
+
 @pytest.mark.parametrize("num_slices", range(10))
 def test_the_moment_that_is_chosen_last_stays_shown(monkeypatch: pytest.MonkeyPatch, num_slices: int) -> None:
     """Also where the steps of another one were being drawn, in whichever slice of that work the choice falls."""
