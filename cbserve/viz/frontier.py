@@ -237,20 +237,27 @@ def _strip(
         y += 18
     line_y = y + 56
     reach = -math.inf
+    spots: list[tuple[float, float, float, str, bool]] = []  # of the line, of its name: from, to; the name, its row
     for number, (value, name) in enumerate(sorted(bounds)):
         x, wide = scale(value), style.text_width(name, 12)
-        at = min(max(x - wide / 2, ends[0]), canvas.width - 16 - wide)
+        most = canvas.width - 16 - wide
+        at = min(max(x - wide / 2, ends[0]), most)
         lower = number % 2 == 1 and at < reach + 10  # two that are close stand above each other
-        canvas.line(x, y + (20 if lower else 4), x, line_y, "e", stroke_dasharray="5 3")
-        canvas.text(at, y + (17 if lower else 1), name, "b halo")
+        if lower:  # beside the line of the one above, where there is room
+            at = min(max(at, spots[-1][0] + 6), most)
+        spots.append((x, at, at + wide, name, lower))
         reach = at + wide
+    for x, at, _, name, lower in spots:
+        below = lower or any(low and left < x < right for _, left, right, _, low in spots)
+        canvas.line(x, y + (20 if below else 4), x, line_y, "e", stroke_dasharray="5 3")
+        canvas.text(at, y + (17 if lower else 1), name, "b halo")
     last = draw_x(canvas, scale, line_y, line_y, "requests in flight")
-    taken: list[tuple[float, float]] = []
+    taken = [(scale(value), scale(value)) for value, _ in bounds]
     for mark in sorted(marks, key=lambda mark: mark is not chosen):  # the chosen one has its rate in any case
         x, half = scale(mark.in_flight), style.text_width(mark.label, 12) / 2
         if mark is chosen:
             canvas.add("circle", "e", cx=x, cy=line_y, r=10)
-        if all(x - half > b + 8 or x + half < a - 8 for a, b in taken):
+        if mark is chosen or all(x - half > b + 8 or x + half < a - 8 for a, b in taken):
             canvas.text(x, line_y - 14, mark.label, "b halo", "middle")
             taken.append((x - half, x + half))
     for mark in marks:
