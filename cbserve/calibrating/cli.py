@@ -194,7 +194,7 @@ def _timer(options: argparse.Namespace) -> Callable[[], float]:
 
 def _measure(llm: LLM, options: argparse.Namespace) -> Calibration:
     from cbserve.calibrating.machine import calibrate
-    from cbserve.progress import bar, told
+    from cbserve.progress_bar import bar, told
 
     budget_s = BUDGET_S if options.budget is None else options.budget
     with told(f"calibrating, about {budget_s:.3g} s"), bar(
@@ -296,7 +296,7 @@ def _calibrate_from(options: argparse.Namespace) -> int:
     if options.constants is not None:
         fit = compare(run, settings, load_calibration(options.constants))
     else:
-        from cbserve.progress import bar, told
+        from cbserve.progress_bar import bar, told
 
         with told("fitting, by simulating the run again and again"), bar(desc="simulating", unit=" runs") as done:
             fit = fit_run(run, settings, name, lambda _: done.update())

@@ -19,7 +19,7 @@ from typing import Any
 
 from cbserve.errors import ModelError
 from cbserve.files import cache_folder
-from cbserve.progress import bar, told
+from cbserve.progress_bar import bar, told
 
 MANIFEST = "manifest.json"
 _STALE_S = 24 * 3600.0  # a work folder that old was left by a fetch that was killed

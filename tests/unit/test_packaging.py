@@ -1,5 +1,6 @@
 """The package's promises: light import, public names, data that travels, pins in one file, twins of the Makefile."""
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -28,6 +29,11 @@ def package(requirement: str) -> str:
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(cbserve, name) is not None
     assert name in dir(cbserve)
+
+
+def test_no_module_is_named_like_a_public_name() -> None:
+    """Names are looked up when they are used: a module that is imported meanwhile would stand in their place."""
+    assert not set(cbserve.PUBLIC) & {module.name for module in pkgutil.iter_modules(cbserve.__path__)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
