@@ -50,18 +50,23 @@ class PressablePicture:
             if is_in_front:
                 rules.append(f"{me} .cbserve-pt-{number}{{z-index:2}}")
         for width, figure in figures.items():  # each point at its share of the picture's width and height
-            seen = "".join(f"{me} .cbserve-w{w}{{display:{'block' if w == width else 'none'}}}" for w in WIDTHS)
             places = [place for line in figure.places for place in line][:MAX_POINTS]
             at = "".join(
                 f"{me} .cbserve-pt-{number}{{left:{x / figure.size[0]:.3%};top:{y / figure.size[1]:.3%}}}"
                 for number, (x, y) in enumerate(places)
             )
-            own = f"{seen}{me} .cbserve-plot{{width:min(100%,{width}px)}}{at}"
-            rules.append(f"{WIDTHS[width]}{{{own}}}" if WIDTHS[width] else own)
+            rules.append(in_width(self._box_class, width, f"{me} .cbserve-plot{{width:min(100%,{width}px)}}{at}"))
         self.style.value = f"<style>{''.join(rules)}</style>"
         self.picture.value = in_widths({width: figure.live_svg() for width, figure in figures.items()})
 
 
+def in_width(box_class: str, width: int, more: str = "") -> str:
+    """Rules for a box with room for `width`: that one of `in_widths` is seen, and `more`."""
+    seen = (f".{box_class} .cbserve-w{w}{{display:{'block' if w == width else 'none'}}}" for w in WIDTHS)
+    rules = f"{''.join(seen)}{more}"
+    return f"{WIDTHS[width]}{{{rules}}}" if WIDTHS[width] else rules
+
+
 def in_widths(drawn: Mapping[int, str]) -> str:
-    """The same in each width, of which the rules of a `PressablePicture` around it show one."""
+    """The same in each width, of which the rules of `in_width` show one."""
     return "".join(f'<div class="cbserve-w{width}">{html}</div>' for width, html in drawn.items())

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from cbserve.errors import CBServeError
-from cbserve.explorers.pressable import WIDTHS, in_widths
+from cbserve.explorers.pressable import WIDTHS, in_width, in_widths
 from cbserve.explorers.showing import Background, alert, show, told
 from cbserve.viz.figure import Figure
 
@@ -90,11 +90,7 @@ class Scene:
             widget.observe(self._moved, "value")
         self.data.observe(lambda _: self._render(), "value")
         rules = [f".{self.static_class}{{display:none}}{_STYLE.replace('@me', self.live_class)}"]
-        for width, query in WIDTHS.items():
-            seen = "".join(
-                f".{self.live_class} .cbserve-w{w}{{display:{'block' if w == width else 'none'}}}" for w in WIDTHS
-            )
-            rules.append(f"{query}{{{seen}}}" if query else seen)
+        rules += [in_width(self.live_class, width) for width in WIDTHS]
         style = w.HTML(f"<style>{''.join(rules)}</style>")
         self.shown = w.VBox([self.sentence, self.picture, self.data, self.table])
         self.box = w.VBox([*self.widgets.values(), self.error, self.shown, style])
