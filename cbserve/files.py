@@ -15,8 +15,16 @@ from cbserve.errors import CBServeError
 
 
 def cache_folder() -> Path:
-    """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`."""
-    return Path(os.path.expanduser(os.environ.get("CBSERVE_HOME") or "~/.cache/cbserve"))
+    """What outlives a session: `$CBSERVE_HOME`, by default `~/.cache/cbserve`. Raises CBServeError as `at_home`."""
+    return at_home(os.environ.get("CBSERVE_HOME") or "~/.cache/cbserve")
+
+
+def at_home(path: str | os.PathLike[str]) -> Path:
+    """The path with "~" as that person's folder. Raises CBServeError where nobody is called so."""
+    found = os.path.expanduser(path)
+    if str(found).startswith("~"):
+        raise CBServeError(f"{str(path)!r}: there is no home directory of that name; give the path of another folder")
+    return Path(found)
 
 
 def tilde(path: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cbserve.errors import CBServeError
-from cbserve.files import cache_folder, write_whole
+from cbserve.files import at_home, cache_folder, write_whole
 
 _LOCK_WAIT_S = 2.0  # a lock older than this was left by a process that died
 
@@ -29,7 +29,7 @@ def strict() -> bool:
 def state_folder() -> Path | None:
     """Where the files lie; None: nothing is kept beyond this process."""
     if chosen := os.environ.get("CBSERVE_STATE"):
-        return Path(chosen).expanduser()
+        return at_home(chosen)
     if strict():
         return None
     return cache_folder() / "course"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from cbserve.errors import CBServeError
 from cbserve.files import cache_folder, temporary_beside
 from cbserve.kernels.jit import KernelError
 
@@ -38,13 +39,15 @@ def c_library() -> ctypes.CDLL:
     """
     if sys.platform != "linux":
         raise KernelError(f"C kernels are compiled on Linux only, this is {sys.platform}; use backend='torch'")
-    try:  # RuntimeError: there is no home folder
+    try:
         library = ctypes.CDLL(str(_compiled(_compiler())))
         for name, letters in _ARGUMENTS.items():
             function = getattr(library, name)  # AttributeError: CC has arguments that hide it
             function.argtypes = [_TYPES[letter] for letter in letters]
             function.restype = ctypes.c_int64 if name == "store_kv" else None
-    except (OSError, RuntimeError, AttributeError, subprocess.CalledProcessError) as cause:
+    except KernelError:
+        raise
+    except (OSError, CBServeError, AttributeError, subprocess.CalledProcessError) as cause:
         said = (getattr(cause, "stderr", None) or str(cause)).strip()[:500]
         raise KernelError(f"the C kernels cannot be compiled or loaded: {said}; use backend='torch'") from cause
     return library

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cbserve.errors import ModelError
+from cbserve.files import at_home
 from cbserve.models.config import ModelConfig, gpu_dtype
 from cbserve.models.fetch import SOURCES, fetch_model
 from cbserve.models.hf_folder import read_config, read_tokenizer, read_weights, write_folder
@@ -56,7 +57,7 @@ def export_model(name_or_folder: str | os.PathLike[str], folder: str | os.PathLi
 
     It appears in one rename, or not at all. Raises `ModelError` if `folder` exists and is not an empty directory.
     """
-    target = Path(os.path.expanduser(folder)).absolute()
+    target = at_home(folder).absolute()
     if os.path.exists(target) and (not target.is_dir() or any(target.iterdir())):
         raise ModelError(f"{target} exists and is not an empty folder; export to another one, or empty it first")
     config, weights, tokenizer = _open(name_or_folder, seed)

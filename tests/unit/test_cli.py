@@ -339,6 +339,24 @@ def test_the_doctor_says_that_the_name_of_the_cache_folder_is_too_long(monkeypat
     assert "cannot be written: File name too long" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("", ["model", "export", "~nobody-at-all/x", "--model", "tiny"]),
+        ("CBSERVE_HOME", ["doctor"]),
+        ("CBSERVE_HOME", ["sim", "--gpu", "this", "--requests", "2"]),
+    ],
+)
+def test_the_home_of_nobody_is_no_folder_here(variable, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if variable:
+        monkeypatch.setenv(variable, "~nobody-at-all/x")
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "'~nobody-at-all/x': there is no home directory of that name" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_exporting_below_a_file_names_the_cure(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CBServeError, match="export to another folder"):
