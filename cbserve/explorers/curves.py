@@ -102,9 +102,10 @@ class Curves:
     @property
     def num_each(self) -> int:
         """Requests of a whole run."""
-        return self._num_each(self.chosen[0])
+        return self.num_each_of(self.chosen[0])
 
-    def _num_each(self, line: Line) -> int:
+    def num_each_of(self, line: Line) -> int:
+        """Requests of a whole run of that curve."""
         return min(self.num_requests, len(self.find_sweep(line.place).workload))
 
     def simulate(self, num_requests: int) -> Iterator[bool]:
@@ -114,7 +115,7 @@ class Curves:
         near = [self.chosen, *((line, other) for other in self.rates(line))]
         every = [(other, at) for other in self.lines for at in self.rates(other)]
         for other, at in dict.fromkeys([*near, *every]):
-            num = min(num_requests, self._num_each(other))
+            num = min(num_requests, self.num_each_of(other))
             if self._known(other, at, num) is None:
                 for _ in self.find_sweep(other.place).run(other.setting, at, num):
                     yield False
@@ -123,7 +124,7 @@ class Curves:
     def _known(self, line: Line, rate: float, least: int) -> Point | None:
         """The whole run, or else the first look, if it has `least` requests."""
         sweep = self.find_sweep(line.place)
-        found = (sweep.known(line.setting, rate, n) for n in (self._num_each(line), FIRST_LOOK) if n >= least)
+        found = (sweep.known(line.setting, rate, n) for n in (self.num_each_of(line), FIRST_LOOK) if n >= least)
         return next((point for point in found if point is not None), None)
 
     def point(self) -> Point:
@@ -136,7 +137,7 @@ class Curves:
         """Of a curve, its whole runs when all are known; until then first looks, as far as they are: of one curve, a
         line through both would go to and fro."""
         sweep, rates = self.find_sweep(line.place), self.rates(line)
-        runs = [sweep.known(line.setting, rate, self._num_each(line)) for rate in rates]
+        runs = [sweep.known(line.setting, rate, self.num_each_of(line)) for rate in rates]
         if None in runs:
             looks = [sweep.known(line.setting, rate, FIRST_LOOK) for rate in rates]
             runs = [look or run for look, run in zip(looks, runs, strict=True)]
@@ -144,7 +145,7 @@ class Curves:
 
     def is_rough(self, line: Line, point: Point) -> bool:
         """Whether it is a first look yet."""
-        return point.num_requests < self._num_each(line)
+        return point.num_requests < self.num_each_of(line)
 
     # ---- moments of the chosen run -------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class ParetoExplorer(ParetoView):
             self.points_menu.value = self._places[number]
 
     def _keep(self) -> None:
-        """Its curve stays as it is when the controls move on, to another machine too."""
+        """Its curve stays as it is when the controls move on, to another machine too; the oldest makes room for it."""
         kept = list(dict.fromkeys([*self.kept, self.line]))[-MAX_KEPT:]
         self._compare(self.compared[max(0, len(self.compared) + len(kept) - MAX_KEPT) :], kept)
 
@@ -204,8 +204,9 @@ class ParetoExplorer(ParetoView):
     def _compare(self, compared: list[Setting], kept: list[Line]) -> None:
         """With these curves; a point of another one cannot stay chosen."""
         self.compared, self.kept = compared, kept
-        names = [f"{line.setting.name}, {line.place[1]} on {line.place[0]}" for line in kept]
-        self.kept_said.value = f'<span role="status">Kept: {escape("; ".join(names))}</span>' if kept else ""
+        names = [f"{of.setting.name}, {of.place[1]} on {of.place[0]} with {of.place[2]}" for of in kept]
+        full = f" ({MAX_KEPT} at most: the next one takes the place of the first)" * (len(kept) == MAX_KEPT)
+        self.kept_said.value = f'<span role="status">Kept: {escape("; ".join(names))}{full}</span>' if kept else ""
         if self.chosen[0] not in self.lines:
             rates = self.rates(self.line)
             self.chosen = (self.line, self.chosen[1] if self.chosen[1] in rates else rates[len(rates) // 2])
@@ -227,9 +228,12 @@ class ParetoExplorer(ParetoView):
 
     def _say(self, message: str) -> None:
         what, line, arithmetic = message.partition("\n")
+        end = "" if what.endswith(".") else "."
         greyed = f"Greyed below: what was shown before, {self.model} on {self.gpu}."
-        self.error.value = alert(f"{what} {greyed}{line}{arithmetic}" if message else "")
+        self.error.value = alert(f"{what}{end} {greyed}{line}{arithmetic}" if message else "")
         self._grey(self.shown, bool(message))
+        for widget in (self.points_menu, self.keep, self.forget):  # they are about what is greyed
+            widget.disabled = bool(message)
 
     def _grey(self, widget: Any, is_stale: bool) -> None:
         (widget.add_class if is_stale else widget.remove_class)("cbserve-stale")

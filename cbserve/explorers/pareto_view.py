@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cbserve.core.metrics import percentile
 from cbserve.explorers.curves import FIRST_LOOK, Curves, Line
 from cbserve.explorers.moments import NUM_STEPS
 from cbserve.explorers.point import Point
@@ -77,7 +78,7 @@ class ParetoView(Curves):
         return Mark(x, y, f"{point.rate:g}/s", hover, kept, is_rough, point.in_flight)
 
     def carries(self, points: Sequence[Point]) -> float:
-        """The highest of the rates whose p99 of TTFT and ITL are both within the limits; 0: none."""
+        """The highest of the rates whose p99 of TTFT and ITL, of those served, are both within the limits; 0: none."""
         return max((p.rate for p in points if p.keeps(self.ttft_s, self.itl_s)), default=0.0)
 
     def _large(self, line: Line, points: Sequence[Point]) -> tuple[str, list[str]]:
@@ -91,7 +92,8 @@ class ParetoView(Curves):
         return "none", [f"of {len(points)} rates with {name} has both p99 within the limits"]
 
     def _is_look(self, line: Line, points: Sequence[Point]) -> bool:
-        return any(self.is_rough(line, point) for point in points)
+        """Or not even that yet."""
+        return len(points) < len(self.rates(line)) or any(self.is_rough(line, point) for point in points)
 
     def _finding(self, curves: Mapping[Line, list[Point]]) -> str:
         """What each curve carries, if its whole runs are known: few requests say too much, because a queue has no time
@@ -115,17 +117,18 @@ class ParetoView(Curves):
         return f"{rate:g} requests/s" + (" or more" if rate == max(self.rates(line)) else "")
 
     def _caption(self) -> str:
-        workload = self.find_sweep(self.chosen[0].place).workload
         places = dict.fromkeys(line.place for line in self.lines)
         return (
             f"Simulated for {joined(list(dict.fromkeys(map(self._machine, places))))}, not measured: the engine's own "
-            f"scheduler, {self.num_each:,} requests of {workload.name} at each rate, step times of a roofline. Up and "
-            "left is better. Filled: the p99 of "
-            "TTFT and that of ITL, over all gaps together, are both within the limits; hollow: one is not. Goodput is "
-            "stricter: an answer counts only if its TTFT and every gap are. The curves bend where requests begin to "
-            "wait. Rates are counted from a tenth of the arrivals to the last one, while the engine neither fills nor "
-            "runs empty; latencies are those of all requests."
+            f"scheduler, {joined(list(dict.fromkeys(map(self._requests, self.lines))))} at each rate, step times of a "
+            "roofline. Up and left is better. Filled: the p99 of TTFT and that of ITL, over all gaps together, are "
+            "both within the limits; hollow: one is not. Goodput is stricter: an answer counts only if its TTFT and "
+            "every gap are. The curves bend where requests begin to wait. Rates are counted from a tenth of the "
+            "arrivals to the last one, while the engine neither fills nor runs empty; latencies are those of all requests served."
         )
+
+    def _requests(self, line: Line) -> str:
+        return f"{self.num_each_of(line):,} requests of {self.find_sweep(line.place).workload.name}"
 
     def _machine(self, place: tuple[str, str, str]) -> str:
         device = self.find_sweep(place).device
@@ -163,7 +166,7 @@ class ParetoView(Curves):
     def _performance(self, point: Point) -> str:
         said = point.summary
         kept = [
-            f"{name} {said_s(value)} ({'within' if not value > limit else 'beyond'} {round_ms(limit)})"
+            f"{name} {said_s(value)} ({_beside(value, limit)} {round_ms(limit)})"
             for name, value, limit in ((TTFT, said.ttft_p99_s, self.ttft_s), (ITL, said.itl_p99_s, self.itl_s))
         ]
         good = point.num_good(self.ttft_s, self.itl_s)
@@ -174,10 +177,12 @@ class ParetoView(Curves):
             f"{self.goodput(point):.3g}/s: {good} of the {plural(point.num_answers, 'answer')} in that time kept the "
             "limits with TTFT and every gap"
         )
-        if said.itl_p99_s <= self.itl_s and point.num_good(math.inf, self.itl_s) < point.num_answers:
+        if point.keeps(self.ttft_s, self.itl_s) and point.num_good(math.inf, self.itl_s) < point.num_answers:
             text += "; a p99 forgives one gap in a hundred, wherever it falls"
         if said.num_refused:
-            text += f". {plural(said.num_refused, 'request')} can never be served and are refused"
+            most = self.find_sweep(self.chosen[0].place).device.max_model_len
+            why = "" if most is None else f", most of them longer than the {most:,} tokens of the model"
+            text += f". {said.num_refused:,} of the {point.num_requests:,} requests can never be served{why}"
         return f"{text}."
 
     def _why_none(self, line: Line) -> str:
@@ -189,9 +194,10 @@ class ParetoView(Curves):
         ttft, itl = lightest.summary.ttft_p99_s, lightest.summary.itl_p99_s
         broken = [("TTFT", ttft)] * (ttft > self.ttft_s) + [("ITL", itl)] * (itl > self.itl_s)
         said = [f"{name} p99 is {said_s(value)}" for name, value in broken]
-        if not said:
-            return "Requests are refused."
-        cures = ["wider limits", "shorter prompts", "a lower rate"] if ttft > self.ttft_s else ["a wider limit"]
+        waits = percentile(list(lightest.fold.queue_s), 99) > ttft / 2  # for a slot: nearly all of it
+        cures = ["a wider limit"]
+        cures += ["shorter prompts"] if ttft > self.ttft_s else []
+        cures += ["a larger batch cap"] if ttft > self.ttft_s and waits else []
         cures += ["a smaller chunk"] if itl > self.itl_s and line.setting.batching == MIXED else []
         return f"At {lightest.rate:g} requests/s, the lightest load, {' and '.join(said)}. Try {joined(cures)}."
 
@@ -246,6 +252,12 @@ class ParetoView(Curves):
             moment.trace, axis="time", queue=True, title=title, first_step=moment.first_step,
             last_step=moment.last_step, width=width,
         )  # fmt: skip
+
+
+def _beside(value: float, limit: float) -> str:
+    if not value > limit:
+        return "within"
+    return "just beyond" if said_s(value) == round_ms(limit) else "beyond"
 
 
 def _three(value: float) -> str:

@@ -38,7 +38,7 @@ class Sweep:
     Raises:
         CBServeError: no such GPU or model, no calibration of this machine, or the weights do not fit (with the
             arithmetic).
-        InvalidRequestError: nobody knows how much room this machine has.
+        InvalidRequestError: nobody knows how much room this machine has, or every prompt is too long for the model.
     """
 
     def __init__(
@@ -53,6 +53,12 @@ class Sweep:
                 f"the memory of {self.device.name} for a KV cache is not known: give num_blocks, as its engine says"
             )
         self.num_blocks(Setting())  # the weights fit, or it says so now
+        shortest, most = min(len(job.prompt) for job in workload.jobs), self.device.max_model_len
+        if most is not None and shortest >= most:
+            raise InvalidRequestError(
+                f"{self.cost.model.name} was made for {most:,} tokens, and the shortest prompt of {workload.name} has "
+                f"{shortest:,}: choose shorter prompts, or another model"
+            )
         self._points: dict[Key, Point] = {}
         self._moments: dict[Key, list[Moment]] = {}
         # The engine knows at most how long an answer may get; static batching reserves that much

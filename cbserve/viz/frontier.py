@@ -86,7 +86,11 @@ def frontier(
     top = heading(canvas, title) + 44
     if large and not side:
         top = _large(canvas, large, 16, top, width - 32) + 40
-    bottom = top + height
+    above = 14.0  # of the names
+    if large:
+        above = max(106, 42 + 16 * sum(len(style.wrap(text, SIDE - 24, 12)) for text in large[1]))
+    names = [style.wrap(curve.name, SIDE - 44, 12, bold=True) for curve in curves if curve.marks] if side else []
+    bottom = top + max(height, above + (16 * max(map(len, names), default=0) + 4) * len(names))
     y_scale = Scale(*y_ends, bottom, top + 8)
     left = left_of(y_scale)
     right = float(width - (side or 28))
@@ -108,9 +112,9 @@ def frontier(
     area = left, right, top, bottom
     _labels(canvas, curves[focus], focus, places, area, chosen, (edge, limit[1]) if limit else None)
     if side:
-        _names(canvas, curves, focus, places, right, top + (106 if large else 14), bottom)
         if large:
             _large(canvas, large, right + 14, top + 22, SIDE - 24)
+        _names(canvas, curves, focus, places, right, top + above, bottom)
     else:
         y = _key(canvas, curves, focus, y + 22)
     if bounds and any(mark.in_flight > 0 for mark in curves[focus].marks):

@@ -472,10 +472,57 @@ def test_where_nothing_is_carried_the_lightest_load_says_why() -> None:
     said = dict(explorer.story())["No rate keeps the limits"]
     lightest = explorer.sweep.point(SMALL[0], RATES[0], NUM).summary
     assert said.startswith(f"At 1 requests/s, the lightest load, TTFT p99 is {said_s(lightest.ttft_p99_s)} and ITL p99")
-    assert said.endswith("Try wider limits, shorter prompts, a lower rate and a smaller chunk.")
+    assert said.endswith("Try a wider limit, shorter prompts and a smaller chunk.")
     explorer.ttft.value, explorer.itl.value = 10.0, 1.0
     assert "No rate keeps the limits" not in dict(explorer.story())
     assert ">≥ 9/s<" in explorer.picture.value and "carries 9 requests/s or more" in explorer.draw().title
+
+
+def test_requests_that_the_model_cannot_take_are_told_and_the_others_judged() -> None:
+    explorer = made(model="llama-2-7b", num_requests=200, rates=(1.0, 2.0), settings=SMALL[:1])
+    point = explorer.point()
+    assert point.summary.num_refused and point.summary.ttft_p99_s < 1 and explorer.carries([point]) == 2.0
+    assert f"{point.summary.num_refused} of the 200 requests can never be served, most of them longer than" in words(
+        explorer
+    )
+    with pytest.raises(
+        InvalidRequestError, match="was made for 2,048 tokens, and the shortest prompt of mine has 3,000"
+    ):
+        made(model="opt-13b", workload=Workload("mine", [Job(float(at), range(3000), 5) for at in range(9)]))
+
+
+def test_what_has_no_run_yet_carries_nothing_yet() -> None:
+    async def move() -> None:
+        explorer = made(num_requests=LONG)
+        explorer.gpus.value = "H100 SXM"  # the chosen point comes at once, the curves behind it
+        assert "none" not in explorer.draw().title and "carries" not in explorer.draw().title.replace(
+            "each setting carries", ""
+        )
+
+    asyncio.run(move())
+
+
+def test_while_a_machine_is_refused_nothing_is_kept_or_chosen(explorer: ParetoExplorer) -> None:
+    about = (explorer.points_menu, explorer.keep, explorer.forget)
+    explorer.gpus.value = "T4"
+    assert "does not fit on one T4" in explorer.error.value and all(widget.disabled for widget in about)
+    explorer.gpus.value = "A100-80 SXM"
+    assert explorer.error.value == "" and not any(widget.disabled for widget in about)
+
+
+def test_kept_curves_are_told_apart_and_a_fifth_takes_the_place_of_the_first(explorer: ParetoExplorer) -> None:
+    for model in ("Qwen2.5-0.5B", "Qwen2.5-7B", "Llama-3.1-8B", "Llama-2-13B", "Qwen3-8B"):
+        explorer.models.value = model
+        explorer.keep.click()
+    assert [line.place[1] for line in explorer.kept] == ["Qwen2.5-7B", "Llama-3.1-8B", "Llama-2-13B", "Qwen3-8B"]
+    assert "with Azure conv (twin); chunk" in explorer.kept_said.value and "4 at most" in explorer.kept_said.value
+    for width in WIDTHS:
+        viz_checks.check(explorer.draw(width).svg)
+    explorer.works.value = "Azure code (twin)"
+    assert (
+        f"{NUM} requests of Azure code 2023 (synthetic twin) and {NUM} requests of Azure conv"
+        in explorer.draw().caption
+    )
 
 
 def test_a_rate_that_varies_is_told_as_it_was_while_answers_were_counted() -> None:
