@@ -161,10 +161,10 @@ def slot_utilisation(trace: Trace, num_slots: int | None = None) -> float:
 
 def occupancy(trace: Trace, num_slots: int | None = None) -> float:
     """Slot-steps that held an unfinished request / (slots x steps). A slot in mid-prefill is occupied but gives no
-    token."""
-    return _share(
-        trace, num_slots, [max(1, row.num_sampled) for s in trace.steps for row in s.rows if row.kind != "padding"]
-    )
+    token; nor does one that has no row in a step, because prefills go first."""
+    rows = [[row for row in step.rows if row.kind != "padding"] for step in trace.steps]
+    without = [max(0, step.num_running - len(own)) for step, own in zip(trace.steps, rows, strict=True)]
+    return _share(trace, num_slots, [*without, *(max(1, row.num_sampled) for own in rows for row in own)])
 
 
 def prefix_hit_rate(trace: Trace) -> float | None:

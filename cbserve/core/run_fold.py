@@ -128,6 +128,8 @@ class RunFold(EventFold):
             given, held, padding = self._add_rows(step, first_end, longest)
             sampled, occupied = sampled + given, occupied + held
             self.num_padding += padding * count
+            if (without := step.num_running - num_steady - len(step.rows) + padding) > 0:  # they hold a slot, and wait
+                occupied += without
         if later and sampled:
             self._gaps_s.extend(later)
             self._gap_counts.extend([sampled] * (count - 1))

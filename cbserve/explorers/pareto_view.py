@@ -124,7 +124,8 @@ class ParetoView(Curves):
             "roofline. Up and left is better. Filled: the p99 of TTFT and that of ITL, over all gaps together, are "
             "both within the limits; hollow: one is not. Goodput is stricter: an answer counts only if its TTFT and "
             "every gap are. The curves bend where requests begin to wait. Rates are counted from a tenth of the "
-            "arrivals to the last one, while the engine neither fills nor runs empty; latencies are those of all requests served."
+            "arrivals to the last one, while the engine neither fills nor runs empty; latencies are those of all "
+            "requests served."
         )
 
     def _requests(self, line: Line) -> str:

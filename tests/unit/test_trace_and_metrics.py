@@ -130,6 +130,14 @@ def test_a_slot_in_mid_prefill_is_occupied_but_gives_no_token():
     assert slot_utilisation(trace) == pytest.approx(2 / 5) and occupancy(trace) == 1.0
 
 
+def test_a_slot_whose_decode_waits_for_a_prefill_is_occupied():
+    batching = ContinuousBatching(mixed=False, max_num_seqs=4, max_num_batched_tokens=10)
+    trace = serve([9, 2, 2], batching, prompt_tokens=40, arrivals_s=[0.0, 6.0, 6.5])
+    assert any(step.num_running > len(step.rows) for step in trace.steps)  # a decode that waits has no row
+    held = sum(step.num_running for step in trace.steps) / (4 * len(trace.steps))
+    assert occupancy(trace) == pytest.approx(held) and summarize(trace).occupancy == pytest.approx(held)
+
+
 def test_times_follow_the_definitions():
     """One slot, one second a step: B waits for A."""
     trace = serve([3, 4], ContinuousBatching(max_num_seqs=1), arrivals_s=[0.0, 0.5])
