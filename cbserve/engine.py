@@ -22,6 +22,7 @@ from cbserve.outputs import OutputBuilder, RequestOutput, unserved_output
 from cbserve.recorder import Recorder, rows_of
 
 _FREE = nullcontext()
+_LISTEN_S = 0.02  # at most so long after another thread brought something it is seen
 
 
 class Engine:
@@ -119,6 +120,7 @@ class Engine:
         if request.arrival_s is None:
             request = replace(request, arrival_s=self.clock.now())
         self._note_arrival(request)
+        self._is_stalled = False
         added = self.scheduler.add(request)
         if isinstance(added, Reason):
             self._refuse(request, str(added))
@@ -155,6 +157,7 @@ class Engine:
             builder = self._builders.get(request_id)
             if builder is None:
                 return None
+            self._is_stalled = False  # its blocks may be what others wait for
             changed = self.scheduler.abort(request_id)
             for index in range(1, builder.request.params.n):  # samples that were not forked yet end with the first
                 builder.samples.setdefault(index, builder.samples[0])
@@ -290,13 +293,22 @@ class Engine:
         return list(self.stream(requests, partial=False))
 
     def _wait_for_arrivals(self) -> None:
-        until = None
+        """Unless there is something to do, which another thread may bring at any time."""
+        while (until := self._awaited_s()) is not None:
+            if self.clock.kind == "simulated":
+                self.clock.wait_until(until)
+            elif (now := self.clock.now()) < until:
+                self.clock.wait_until(min(until, now + _LISTEN_S))
+                continue
+            break
+        self._is_stalled = False
+
+    def _awaited_s(self) -> float | None:
+        """When the next request arrives, if nothing is to be done before; else None."""
         with self._books():
             if self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
-                until = self._incoming.next_s
-            self._is_stalled = False
-        if until is not None:
-            self.clock.wait_until(until)
+                return self._incoming.next_s
+        return None
 
     def _let_arrive(self) -> None:
         for request in self._incoming.due(self.clock.now()):

@@ -2,12 +2,14 @@
 
 import sys
 import threading
+import time
 
 import pytest
 from engine_harness import add, chunks, make_engine, make_scheduler, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbserve.clock import RealClock
 from cbserve.core.batching import ContinuousBatching
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.plan import StepResult
@@ -255,6 +257,25 @@ def test_another_thread_may_add_and_abort_while_the_engine_runs():
     engine.scheduler.check()
     finished = [event.request_id for event in engine.trace.events if isinstance(event, Finished)]
     assert sorted(finished) == sorted(ended)
+
+
+def test_what_another_thread_adds_or_aborts_is_seen_while_the_engine_waits_for_an_arrival():
+    engine = make_engine()
+    engine.clock = RealClock()
+    params = SamplingParams(max_tokens=3)
+
+    def meddle() -> None:
+        time.sleep(0.1)
+        engine.add_request(Request("now", range(5), params))
+        time.sleep(0.2)
+        engine.abort("late")
+
+    thread = threading.Thread(target=meddle)
+    thread.start()
+    outputs = engine.run([Request("late", range(5), params, arrival_s=60.0)])
+    thread.join()
+    assert [output.request_id for output in outputs] == ["now"] and engine.clock.now() < 30
+    assert not engine.has_unfinished
 
 
 BAD_PARAMS = [
