@@ -17,6 +17,7 @@ from cbserve.explorers.scene_runs import (
     CHAT_PROMPT,
     CHUNK,
     LEAD,
+    LONG_ANSWER,
     Machine,
     its_model,
     machine_of,
@@ -40,7 +41,6 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, WHOLE)
 PROMPTS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 OTHERS = (1, 2, 4, 8, 16, 32)
 LIMITS_S = (0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-LONG_ANSWER = 8
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 QUICK = 2_000  # tokens: up to here a point costs next to nothing
 LENGTHS = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
@@ -55,9 +55,16 @@ def long_prefill(
     """A prompt of `prompt_tokens` joins `num_others` answers in progress, cut to chunks or whole: the others' gaps.
 
     Raises:
-        InvalidRequestError: it does not fit on that GPU.
+        InvalidRequestError: it does not fit on that GPU, is longer than the model was made for, or finds no room in a
+            step beside the decodes.
     """
     machine = machine_of(machines, gpu, model)
+    machine.require_length(prompt_tokens)
+    if token_budget <= num_others:
+        raise InvalidRequestError(
+            f"a chunk of {plural(token_budget, 'token')} a step: it must be above {num_others}, a token for each of "
+            "the other answers, or none is left for the prompt; choose a larger chunk, or fewer other answers"
+        )
     for budgets in (sorted({token_budget, WHOLE}), sorted({*BUDGETS, token_budget})):
         found = {b: _joined(machine, prompt_tokens, b, num_others) for b in budgets if b > num_others}
         runs = {budget: joined for budget, joined in found.items() if joined is not None}
@@ -118,10 +125,6 @@ def _gaps_figure(
 def _joined(machine: Machine, prompt_tokens: int, token_budget: int, num_others: int) -> Joined | None:
     """(gaps of the others as (seconds since the long prompt arrived, seconds), TTFT of the long prompt); None: there is
     no room for all."""
-    if token_budget <= num_others:
-        raise InvalidRequestError(
-            f"chunk {token_budget}: {num_others} decodes leave no room in it; choose a larger one"
-        )
     arrival_s, step_s = settled(machine, num_others, token_budget)
     # So long do the others need to go on: while they come, before the long prompt, during it, and behind it
     steps = 4 * LEAD + num_others * CHAT_PROMPT // token_budget + prompt_tokens // (token_budget - num_others)
@@ -150,11 +153,12 @@ def cold_start(
     """TTFT against the length of the prompt: on an idle engine, and as the controls say.
 
     Raises:
-        InvalidRequestError: it does not fit on that GPU.
+        InvalidRequestError: it does not fit on that GPU, or is longer than the model was made for.
     """
     machine = machine_of(machines, gpu, model)
+    machine.require_length(prompt_tokens)
     for longest in (QUICK, math.inf):
-        lengths = sorted({prompt_tokens, *(n for n in LENGTHS if n <= longest)})
+        lengths = sorted({prompt_tokens, *(int(min(n, machine.longest_prompt)) for n in LENGTHS if n <= longest)})
         idle = [_waits(machine, n, 0.0, 0)[1] for n in lengths]
         own = [_waits(machine, n, cached_share, num_others)[1] for n in lengths]
         queue_s, here = _waits(machine, prompt_tokens, cached_share, num_others)
@@ -186,6 +190,8 @@ def _enough(machine: Machine, cached_share: float, num_others: int, ttft_s: floa
     lengths = list(known)
     last = bisect_right(lengths, ttft_s, key=lambda n: _or_never(known[n]))  # the first that waits too long
     if last == len(lengths):
+        if lengths[-1] == machine.longest_prompt:
+            return f"is enough for the longest that the model takes, {lengths[-1]:,} tokens"
         return f"is enough for {lengths[-1]:,} tokens and more"
     low = lengths[last - 1] if last else 1
     between = range(low, lengths[last], max(1, low // 100))
@@ -247,8 +253,13 @@ def _simulated(machine: Machine) -> str:
     return f"Simulated for {machine.name}, not measured."
 
 
+def _default_prompt(machines: Machines) -> int:
+    machine = machine_of(machines, machines.gpu, machines.model)
+    return int(min(2_000 if machines.is_cpu else 10_000, machine.longest_prompt))
+
+
 def long_prefill_scene(
-    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int = 10_000, token_budget: int = 512,
+    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int | None = None, token_budget: int = 512,
     num_others: int = 8, itl_s: float = 0.1,
 ) -> Scene:  # fmt: skip
     """A long prompt among answers in progress, with a slider for the chunk that it is cut to.
@@ -258,15 +269,17 @@ def long_prefill_scene(
 
     Args:
         gpu, model: as for `pareto_explorer`: by name, or "this" for this machine as `cbserve calibrate` measured it.
-        prompt_tokens: of the prompt that joins.
+        prompt_tokens: of the prompt that joins; None: 10,000, or 2,000 where a CPU was calibrated, or the most that the
+            model was made for.
         token_budget: of a step, decodes included.
         num_others: answers in progress.
         itl_s: limit of the gaps, in seconds.
 
     Raises:
-        CBServeError: no such GPU or model, no calibration, or it does not fit.
+        CBServeError: no such GPU or model, no calibration, it does not fit, or the model was made for less.
     """
     machines = Machines(gpu, model)
+    prompt_tokens = _default_prompt(machines) if prompt_tokens is None else prompt_tokens
     controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(PROMPTS, prompt_tokens)),
         "token_budget": Control(
@@ -280,7 +293,7 @@ def long_prefill_scene(
 
 
 def cold_start_scene(
-    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int = 10_000, cached_share: float = 0.0,
+    gpu: Any = "a100-80", model: Any = None, *, prompt_tokens: int | None = None, cached_share: float = 0.0,
     num_others: int = 0, ttft_s: float = 0.2,
 ) -> Scene:  # fmt: skip
     """How long the first token takes by the length of the prompt, with sliders for what is cached and who else runs.
@@ -289,15 +302,16 @@ def cold_start_scene(
 
     Args:
         gpu, model: as for `pareto_explorer`: by name, or "this" for this machine as `cbserve calibrate` measured it.
-        prompt_tokens: of the prompt that is looked at.
+        prompt_tokens: of the prompt that is looked at; None: as for `long_prefill_scene`.
         cached_share: of it that the prefix cache holds already, in 0..0.99.
         num_others: answers in progress.
         ttft_s: limit of the wait, in seconds.
 
     Raises:
-        CBServeError: no such GPU or model, no calibration, or it does not fit.
+        CBServeError: no such GPU or model, no calibration, it does not fit, or the model was made for less.
     """
     machines = Machines(gpu, model)
+    prompt_tokens = _default_prompt(machines) if prompt_tokens is None else prompt_tokens
     controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(LENGTHS, prompt_tokens)),
         "cached_share": Control("of it cached", choices(SHARES, cached_share, percent)),

@@ -23,6 +23,7 @@ from cbserve.workloads.workload import Job, Workload
 
 CHUNK, SLOTS = 2048, 128  # the step that a machine keeps room for beside the KV cache
 CHAT_PROMPT = 100  # tokens of each of the others
+LONG_ANSWER = 8  # tokens that answer the prompt that joins them
 LEAD = 8  # steps in which all of them decode before somebody joins
 
 
@@ -37,6 +38,23 @@ class Machine:
     def name(self) -> str:
         where = f"one {self.device.name}" if self.device.table else f"{self.device.name} (calibrated)"
         return f"{self.device.cost.model.name} on {where}"
+
+    @property
+    def longest_prompt(self) -> float:
+        """Tokens of a prompt that leave `LONG_ANSWER` of what the model was made for; inf: no limit is known."""
+        limit = self.device.max_model_len
+        return math.inf if limit is None else limit - LONG_ANSWER
+
+    def require_length(self, prompt_tokens: int) -> None:
+        """Raises InvalidRequestError: the model was made for less, or the whole pool has no room for so much."""
+        if prompt_tokens > self.longest_prompt:
+            raise InvalidRequestError(
+                f"a prompt of {prompt_tokens:,} tokens and an answer of {LONG_ANSWER}: the limit of "
+                f"{self.device.cost.model.name} is {self.device.max_model_len:,} in all ({self.device.limit}); choose "
+                "a shorter prompt, or another model" + (" on a GPU of the table" if self.device.table is None else "")
+            )
+        if prompt_tokens + LONG_ANSWER > self.num_blocks * self.device.cost.block_size:
+            raise self.too_small(prompt_tokens, 0)
 
     def too_small(self, prompt_tokens: int, num_others: int) -> InvalidRequestError:
         room = self.num_blocks * self.device.cost.block_size

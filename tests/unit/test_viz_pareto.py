@@ -829,12 +829,40 @@ def test_a_scene_takes_this_machine_with_its_model(make: Callable[..., Scene], c
 
 def test_a_prompt_that_would_push_the_others_out_is_refused(calibration: Calibration) -> None:
     """They would be preempted, which is another pitfall."""
+    replace(calibration, environment={"threads": 2, "max_model_len": 65_536}).save()
     machine = machine_of(Machines("this", None), "this machine (calibrated 2026-01-02)", "Qwen2.5-0.5B")
     room = machine.num_blocks * 16
     with pytest.raises(
         InvalidRequestError, match=rf"beside 32 other answers: .* has room for {room:,} in all; .*fewer"
     ):
         long_prefill_scene(gpu="this", prompt_tokens=room - 3_000, num_others=32)
+
+
+@pytest.mark.parametrize("make", [long_prefill_scene, cold_start_scene])
+def test_a_scene_begins_with_a_prompt_that_the_machine_and_the_model_take(
+    make: Callable[..., Scene], calibration: Calibration
+) -> None:
+    assert make().values["prompt_tokens"] == 10_000
+    assert make("this").values["prompt_tokens"] == 2_000
+    scene = make("a100-80", "tinyllama-1.1b")  # made for 2,048
+    assert scene.values["prompt_tokens"] == 2_000 + 40
+    limit = "tokens and an answer of 8: the limit of SmolLM2-135M is 8,192 in all .*choose a shorter .* another model"
+    make("a100-80", "smollm2-135m", prompt_tokens=8_184)
+    with pytest.raises(InvalidRequestError, match=f"a prompt of 8,185 {limit}"):
+        make("a100-80", "smollm2-135m", prompt_tokens=8_185)
+
+
+@pytest.mark.parametrize(("token_budget", "num_others"), [(1, 1), (1, 8), (8, 8)])
+def test_a_chunk_that_the_decodes_fill_is_refused_as_that(token_budget: int, num_others: int) -> None:
+    what = f"a chunk of {token_budget} tokens? a step: it must be above {num_others}, .*; choose a larger chunk"
+    with pytest.raises(InvalidRequestError, match=what):
+        long_prefill_scene("h100", token_budget=token_budget, num_others=num_others)
+
+
+def test_a_prompt_that_fills_the_pool_is_refused_at_once() -> None:
+    shape = replace(model_shape("llama-3.1-8b"), name="of no known limit", max_position_embeddings=None)
+    with pytest.raises(InvalidRequestError, match="a prompt of 1,000,000,000 tokens: the KV pool of .* has room for"):
+        cold_start_scene(model=shape, prompt_tokens=10**9)
 
 
 def test_a_gap_of_seconds_is_said_in_seconds_to_all() -> None:
@@ -900,6 +928,12 @@ def test_the_wait_for_the_first_token_is_the_prefill(cold: Scene, cost: Roofline
 )
 def test_a_limit_that_no_length_meets_or_all_meet(prompt_tokens: int, ttft_s: float, said: str) -> None:
     assert cold_start_scene(prompt_tokens=prompt_tokens, ttft_s=ttft_s).figure.title.endswith(said)
+
+
+def test_lengths_end_where_the_model_does() -> None:
+    scene = cold_start_scene(model="smollm2-135m", ttft_s=1e3)
+    assert [row[0] for row in scene.figure.table[1]] == [250, 500, 1_000, 2_000, 5_000, 8_184]
+    assert scene.figure.title.endswith("1000 s is enough for the longest that the model takes, 8,184 tokens")
 
 
 @pytest.mark.parametrize(("num_others", "named"), [(1, "1 other answer"), (32, "32 other answers")])
