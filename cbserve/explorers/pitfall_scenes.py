@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from cbserve.core import given
 from cbserve.core.errors import InvalidRequestError
 from cbserve.core.trace import StepEvent
 from cbserve.explorers.machines import Machines
@@ -18,6 +19,7 @@ from cbserve.explorers.scene_runs import (
     CHUNK,
     LEAD,
     LONG_ANSWER,
+    SLOTS,
     Machine,
     its_model,
     machine_of,
@@ -66,7 +68,7 @@ def long_prefill(
             "the other answers, or none is left for the prompt; choose a larger chunk, or fewer other answers"
         )
     for budgets in (sorted({token_budget, WHOLE}), sorted({*BUDGETS, token_budget})):
-        found = {b: _joined(machine, prompt_tokens, b, num_others) for b in budgets if b > num_others}
+        found = {b: _joined(machine, prompt_tokens, b, num_others) for b in budgets}
         runs = {budget: joined for budget, joined in found.items() if joined is not None}
         if token_budget not in runs or WHOLE not in runs:
             raise machine.too_small(prompt_tokens, num_others)
@@ -99,12 +101,13 @@ def _gaps_figure(
     shown = [
         TokenRow(_chunk(budget), [t for t, _ in found if t < until], ttft) for budget, (found, ttft) in runs.items()
     ]
+    prompt = f"prompt of {plural(prompt_tokens, 'token')}"
     many = f"{num_others} other answers" if num_others > 1 else "another answer"
     if token_budget == WHOLE:
-        title = f"A prompt of {prompt_tokens:,} tokens in one step stops {many} for {said_s(longest)}"
+        title = f"A {prompt} in one step stops {many} for {said_s(longest)}"
     else:
         title = (
-            f"Chunks of {token_budget:,}: a prompt of {prompt_tokens:,} tokens holds up {many} for {said_s(longest)} "
+            f"Chunks of {token_budget:,}: a {prompt} holds up {many} for {said_s(longest)} "
             f"at a time instead of {said_s(longest_whole)}"
         )
     header = ["chunk", "longest gap (ms)", "gaps beyond the limit", "TTFT of the long prompt (ms)"]
@@ -173,9 +176,9 @@ def cold_start(
         enough = _enough(machine, cached_share, num_others, ttft_s, dict(zip(lengths, own, strict=True)))
         among = f" Each of its steps gives a token to {plural(num_others, 'other answer')} too." if num_others else ""
         draw = partial(
-            lines, series, title=f"A prompt of {prompt_tokens:,} tokens waits {said_s(here)} for its first token; "
-            f"{round_ms(ttft_s)} {enough}", x_name="prompt tokens", y_name="TTFT in seconds", log_x=True, log_y=True,
-            reference=(ttft_s, f"TTFT limit {round_ms(ttft_s)}"),
+            lines, series, title=f"A prompt of {plural(prompt_tokens, 'token')} waits {said_s(here)} for its first "
+            f"token; {round_ms(ttft_s)} {enough}", x_name="prompt tokens", y_name="TTFT in seconds",
+            log_x=True, log_y=True, reference=(ttft_s, f"TTFT limit {round_ms(ttft_s)}"),
             caption=f"{_simulated(machine)} No other prompt is in front of it: it computes its own, {CHUNK:,} tokens a "
             f"step.{among} Continuous batching cannot shorten that; a cached prefix can.",
         )  # fmt: skip
@@ -272,14 +275,20 @@ def long_prefill_scene(
         prompt_tokens: of the prompt that joins; None: 10,000, or 2,000 where a CPU was calibrated, or the most that the
             model was made for.
         token_budget: of a step, decodes included.
-        num_others: answers in progress.
+        num_others: answers in progress, 1 to 127.
         itl_s: limit of the gaps, in seconds.
 
     Raises:
-        CBServeError: no such GPU or model, no calibration, it does not fit, or the model was made for less.
+        CBServeError: an argument out of range, no such GPU or model, no calibration, it does not fit, or the model was
+            made for less.
     """
     machines = Machines(gpu, model)
-    prompt_tokens = _default_prompt(machines) if prompt_tokens is None else prompt_tokens
+    if prompt_tokens is None:
+        prompt_tokens = _default_prompt(machines)
+    prompt_tokens = given.integer("prompt_tokens", prompt_tokens, 1)
+    token_budget = given.integer("token_budget", token_budget, 1, most=WHOLE)
+    num_others = given.integer("num_others", num_others, 1, most=SLOTS - 1)
+    itl_s = given.positive("itl_s", itl_s)
     controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(PROMPTS, prompt_tokens)),
         "token_budget": Control(
@@ -304,14 +313,20 @@ def cold_start_scene(
         gpu, model: as for `pareto_explorer`: by name, or "this" for this machine as `cbserve calibrate` measured it.
         prompt_tokens: of the prompt that is looked at; None: as for `long_prefill_scene`.
         cached_share: of it that the prefix cache holds already, in 0..0.99.
-        num_others: answers in progress.
+        num_others: answers in progress, 0 to 127.
         ttft_s: limit of the wait, in seconds.
 
     Raises:
-        CBServeError: no such GPU or model, no calibration, it does not fit, or the model was made for less.
+        CBServeError: an argument out of range, no such GPU or model, no calibration, it does not fit, or the model was
+            made for less.
     """
     machines = Machines(gpu, model)
-    prompt_tokens = _default_prompt(machines) if prompt_tokens is None else prompt_tokens
+    if prompt_tokens is None:
+        prompt_tokens = _default_prompt(machines)
+    prompt_tokens = given.integer("prompt_tokens", prompt_tokens, 1)
+    cached_share = given.number("cached_share", cached_share, lambda v: 0 <= v <= 0.99, "a share from 0 to 0.99")
+    num_others = given.integer("num_others", num_others, 0, most=SLOTS - 1)
+    ttft_s = given.positive("ttft_s", ttft_s)
     controls = menus(machines) | {
         "prompt_tokens": Control("prompt tokens", choices(LENGTHS, prompt_tokens)),
         "cached_share": Control("of it cached", choices(SHARES, cached_share, percent)),

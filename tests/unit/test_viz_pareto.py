@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -857,6 +858,27 @@ def test_a_chunk_that_the_decodes_fill_is_refused_as_that(token_budget: int, num
     what = f"a chunk of {token_budget} tokens? a step: it must be above {num_others}, .*; choose a larger chunk"
     with pytest.raises(InvalidRequestError, match=what):
         long_prefill_scene("h100", token_budget=token_budget, num_others=num_others)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "values", "wanted"),
+    [
+        (long_prefill_scene, "prompt_tokens", (-5, 0, 2.5, True, "10"), "an integer of at least 1"),
+        (long_prefill_scene, "token_budget", (0, 512.0, WHOLE + 1), "an integer of at least 1 and at most 1000000000"),
+        (long_prefill_scene, "num_others", (0, -1, 100_000), "an integer of at least 1 and at most 127"),
+        (long_prefill_scene, "itl_s", (math.nan, 0, math.inf, "0.1"), "a number above 0"),
+        (cold_start_scene, "prompt_tokens", (-5, 2.5), "an integer of at least 1"),
+        (cold_start_scene, "cached_share", (-1, 1.0, math.nan), "a share from 0 to 0.99"),
+        (cold_start_scene, "num_others", (-1, 100_000), "an integer of at least 0 and at most 127"),
+        (cold_start_scene, "ttft_s", (math.nan, 0), "a number above 0"),
+    ],
+)
+def test_a_scene_refuses_an_odd_argument_by_name(
+    make: Callable[..., Scene], argument: str, values: tuple[Any, ...], wanted: str
+) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequestError, match=re.escape(f"{argument}={value!r}: must be {wanted}")):
+            make(**{argument: value})
 
 
 def test_a_prompt_that_fills_the_pool_is_refused_at_once() -> None:
