@@ -52,7 +52,7 @@ def figures(seen: Series, part: Part | None, found: dict[str, Any], slo: dict[st
         partial(_first_tokens, seen, slo),
         partial(_load, seen),
         partial(_cache, seen, found["num_blocks"]),
-        *([partial(_gaps, seen, slo)] if seen.gaps else []),
+        *([partial(_gaps, seen, found["latency_s"]["itl"], slo)] if seen.gaps else []),
         *([partial(_steps, part, found)] if part else []),
     ]
 
@@ -129,16 +129,17 @@ def _over_time(values: dict[str, OverTime], title: str, y_name: str, width: int,
     )
 
 
-def _gaps(seen: Series, slo: dict[str, float], width: int) -> Figure:
+def _gaps(seen: Series, itl_s: dict[str, float], slo: dict[str, float], width: int) -> Figure:
+    """Bars of a sample, marks of the whole run."""
     total = sum(seen.gaps.values())
     values = [1e3 * value for value in evenly(seen.gaps, SAMPLE)]
-    marks = {"median": percentile(values, 50), "p99": percentile(values, 99)}
+    marks = {"median": 1e3 * itl_s["p50"], "p99": 1e3 * itl_s["p99"]}
     if "itl" in slo:
         marks["objective"] = 1e3 * slo["itl"]
     sample = "" if total == len(values) else f", drawn from {len(values):,} of them with the same distribution"
     return histogram(
         values,
-        title=f"99 of 100 gaps between tokens last at most {duration(marks['p99'] / 1e3)}",
+        title=f"99 of 100 gaps between tokens last at most {duration(itl_s['p99'])}",
         x_name="ITL (ms)",
         num_bins=60 if width > 600 else 30,
         log_x=values[0] > 0 and values[-1] > 20 * values[0],

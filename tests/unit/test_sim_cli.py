@@ -21,8 +21,9 @@ from cbserve.hardware.gpus import gpu
 from cbserve.hardware.models import model_shape
 from cbserve.sim import device as sim_device
 from cbserve.sim import point as points
+from cbserve.sim.words import duration, rounded
 from cbserve.simulation import simulate
-from cbserve.viz.style import percent
+from cbserve.viz.style import number, percent
 
 FEW = ["sim", "--requests", "40", "--rate", "4"]
 ROOT = Path(cli.__file__).parent.parent
@@ -318,6 +319,18 @@ def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search("Shares of all [0-9,]+ gaps", page)
     ids = re.findall(r'<svg[^>]* id="(\w+)"', page)
     assert len(set(ids)) == len(ids)
+
+
+def test_the_gaps_of_the_report_are_those_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bars are of a sample of the gaps."""
+    report = tmp_path / "a.html"
+    assert cli.main(["sim", "--requests", "300", "--rate", "2", "--report", str(report), "--json"]) == 0
+    itl = json.loads(capsys.readouterr().out)["numbers"]["latency_s"]["itl"]
+    page = report.read_text(encoding="utf-8")
+    assert "drawn from 5,000 of them" in page
+    assert f"99 of 100 gaps between tokens last at most {duration(itl['p99'])}<" in page
+    for name, which in (("median", "p50"), ("p99", "p99")):
+        assert f"{name}: {number(rounded(1e3 * itl[which]))}<" in page
 
 
 def test_a_report_alone_and_a_trace_alone(tmp_path: Path) -> None:
