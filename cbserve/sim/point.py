@@ -217,6 +217,7 @@ def numbers(simulation: Simulation, work: Work, settings: Settings) -> dict[str,
         "kv_peak": summary.peak_used_blocks / num_blocks,
         "num_blocks": num_blocks,
         "preemptions": summary.num_preemptions,
+        "swapped": work.num_swapped if settings.preemption == "swap" else None,
     }
 
 

@@ -50,7 +50,7 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
             f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots x steps gave a token",
         ),
         ("KV cache in use", f"{share(found['kv_mean'])} on average while busy, {share(found['kv_peak'])} at the peak"),
-        ("preemptions", f"{found['preemptions']:,}"),
+        ("preemptions", _preemptions(found["preemptions"], found["swapped"])),
         ("refused", refused),
     ]
     latencies = [
@@ -59,6 +59,12 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     ]
     note = "Here ITL is over the gaps of all requests together; its objective is for the longest gap of each request."
     return [table(("", "value"), rows), table(("ms", *STATISTICS), latencies, note if "itl" in dict(slo) else "")]
+
+
+def _preemptions(count: int, swapped: int | None) -> str:
+    """ "141 (6 swapped, 135 computed again)": the host's pool may have been full. None: nothing could be swapped."""
+    ways = f" ({swapped:,} swapped, {count - swapped:,} computed again)" if count and swapped is not None else ""
+    return f"{count:,}{ways}"
 
 
 def limits(slo: Iterable[tuple[str, float]]) -> str:

@@ -18,6 +18,7 @@ class Work:
 
     Attributes:
         busy_s: seconds in which a step ran; `compute_bound_s` of them in steps that compute for longer than they load.
+        num_swapped: preemptions whose K and V went to the host; the others are computed again.
         num_cached_tokens, num_prompt_tokens: found in the prefix cache, and looked up, at first admissions.
     """
 
@@ -26,6 +27,7 @@ class Work:
     bytes: float = 0.0
     busy_s: float = 0.0
     compute_bound_s: float = 0.0
+    num_swapped: int = 0
     num_cached_tokens: int = 0
     num_prompt_tokens: int = 0
     _prompts: dict[str, int] = field(default_factory=dict)  # tokens of the prompts in the queue
@@ -43,6 +45,8 @@ class Work:
             self._sum_going -= self._going.pop(event.seq_id, 0)
             if isinstance(event, Finished):
                 self._prompts.pop(event.request_id, None)  # aborted while it waited
+            else:
+                self.num_swapped += event.how == "swap"
         elif isinstance(event, Arrived):
             self._prompts[event.request_id] = event.num_prompt_tokens
         elif isinstance(event, Refused):

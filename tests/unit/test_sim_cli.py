@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from cbserve import cli
 from cbserve.calibration import Calibration
 from cbserve.core.summary import summarize
-from cbserve.core.trace import Trace
+from cbserve.core.trace import Preempted, Trace
 from cbserve.hardware.gpus import gpu
 from cbserve.hardware.models import model_shape
 from cbserve.sim import device as sim_device
@@ -296,6 +297,21 @@ def test_swapping_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["numbers"]
     assert found["preemptions"] > 0 and found["kv_peak"] > 0.9
     assert found["refused"] > 0 and "200" in found["first_refusal"] and "--num-blocks" in found["first_refusal"]
+
+
+@pytest.mark.parametrize("swap_space", ["0.02", "4"])
+def test_the_table_says_how_many_preemptions_the_host_had_room_for(
+    swap_space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.jsonl"
+    tight = ["sim", "--requests", "60", "--rate", "20", "--num-blocks", "400"]
+    assert cli.main([*tight, "--preemption", "swap", "--swap-space", swap_space, "--out", str(out)]) == 0
+    ways = Counter(event.how for event in Trace.load(out).of(Preempted))
+    told = f"{ways.total()} ({ways['swap']} swapped, {ways['recompute']} computed again)"
+    assert re.search(rf"^preemptions +{re.escape(told)}$", capsys.readouterr().out, re.M)
+    assert ways["swap"] and bool(ways["recompute"]) == (swap_space == "0.02")
+    assert cli.main(tight) == 0
+    assert re.search(r"^preemptions +[0-9]+$", capsys.readouterr().out, re.M)
 
 
 def test_a_trace_and_a_report_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
