@@ -8,6 +8,7 @@ from cbserve.sim.device import Device
 from cbserve.sim.point import Point
 from cbserve.sim.settings import Settings, flag_of
 from cbserve.sim.words import settings_in_words
+from cbserve.viz.findings import plural
 
 _SCHEDULING = ("batching", "batch_size", "chunk", "max_num_seqs", "policy", "prefix_caching", "preemption")
 
@@ -46,7 +47,7 @@ def _scheduling(point: Point) -> str:
 
 def _memory(point: Point) -> str:
     settings, device, size = point.settings, point.device, point.settings.block_size
-    room = f"{point.num_blocks:,} blocks of {size} = {point.num_blocks * size:,} tokens"
+    room = f"{plural(point.num_blocks, 'block')} of {size} = {point.num_blocks * size:,} tokens"
     said = f"KV cache: {room}, {point.room}. A weight takes {_bytes(device.cost.dtype_bytes)}"
     said += f", a value of K and V {_bytes(device.kv_dtype_bytes)}."
     if settings.dtype_bytes or settings.kv_dtype_bytes:
@@ -71,7 +72,7 @@ def _length(point: Point) -> str:
 
 def _traffic(point: Point) -> str:
     workload = point.workload
-    said = f"Workload: {workload.name}, {len(workload):,} requests"
+    said = f"Workload: {workload.name}, {plural(len(workload), 'request')}"
     if not math.isnan(workload.rate):
         said += f", {workload.rate:.4g} a second"
     if point.batching.keeps_finished:

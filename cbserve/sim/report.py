@@ -85,11 +85,13 @@ def _first_tokens(seen: Series, slo: dict[str, float], width: int) -> Figure:
 
 
 def _load(seen: Series, width: int) -> Figure:
-    most = seen.waiting.peak
-    queue = f"{most:,} wait at the worst moment" if most else "nobody waits longer than for the step in progress"
+    running, waiting = seen.running.peak, seen.waiting.peak
+    queue = "nobody waits longer than for the step in progress"
+    if waiting:
+        queue = f"{waiting:,} wait{'s' * (waiting == 1)} at the worst moment"
     return _over_time(
         {"running": seen.running, "waiting": seen.waiting},
-        title=f"Up to {seen.running.peak:,} requests run at a time; {queue}",
+        title=f"Up to {plural(running, 'request')} run{'s' * (running == 1)} at a time; {queue}",
         y_name="requests",
         width=width,
     )
@@ -98,7 +100,7 @@ def _load(seen: Series, width: int) -> Figure:
 def _cache(seen: Series, num_blocks: int, width: int) -> Figure:
     used = seen.used_blocks
     return _over_time(
-        {f"in use of {num_blocks:,} blocks": used},
+        {f"in use of {plural(num_blocks, 'block')}": used},
         title=f"The KV cache is filled to {percent(used.peak / num_blocks)} at the peak",
         y_name="blocks in use (%)",
         width=width,
@@ -159,11 +161,16 @@ def _steps(part: Part, found: dict[str, Any], width: int) -> Figure:
         "queue": f"Around the longest queue, {plural(part.count, 'request')} at {at}",
         "running": f"Where most requests run, {part.count:,} at {at}",
     }[part.kind]
-    title = f"All {plural(found['steps'], 'step')}"
+    title = _all(found["steps"], "step")
     if part.last_step - part.first_step + 1 < found["steps"]:
         title = f"{moment}: steps {part.first_step:,} to {part.last_step:,} of {found['steps']:,}"
-    label = f"{few} of {num_slots:,} slots, those in which most happens" if few < num_slots else f"All {few} slots"
+    which = "the one in which anything happens" if few == 1 else "those in which most happens"
+    label = f"{few} of {num_slots:,} slots, {which}" if few < num_slots else _all(few, "slot")
     return timeline(
         part.trace, title=title, labels=[label], axis="time", queue=True, slots=part.slots,
         first_step=part.first_step, last_step=part.last_step, width=max(480, width),
     )  # fmt: skip
+
+
+def _all(count: int, noun: str) -> str:
+    return f"All {count:,} {noun}s" if count > 1 else f"The only {noun}"

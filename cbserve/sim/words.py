@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cbserve.sim.settings import Objectives
+from cbserve.viz.findings import plural
 from cbserve.viz.style import number, percent
 from cbserve.viz.table import Table, table
 
@@ -18,7 +19,7 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     """Rates and shares, then latencies."""
     refused = f"{found['refused']:,}" + (f": {found['first_refusal']}" if found["first_refusal"] else "")
     rows = [
-        ("requests", f"{found['requests']:,} in {_of(found['makespan_s'], 's')}, {found['steps']:,} steps"),
+        ("requests", f"{found['requests']:,} in {_of(found['makespan_s'], 's')}, {plural(found['steps'], 'step')}"),
         (
             "throughput",
             f"{_of(found['tokens_per_s'], 'output tokens/s')}, {_of(found['requests_per_s'], 'requests/s')}",
@@ -47,7 +48,7 @@ def tables(found: dict[str, Any], slo: Objectives) -> list[Table]:
     rows += [
         (
             "slot utilisation",
-            f"{share(found['slot_utilisation'])} of {found['num_slots']:,} slots x steps gave a token",
+            f"{share(found['slot_utilisation'])} of {plural(found['num_slots'], 'slot')} x steps gave a token",
         ),
         ("KV cache in use", f"{share(found['kv_mean'])} on average while busy, {share(found['kv_peak'])} at the peak"),
         ("preemptions", _preemptions(found["preemptions"], found["swapped"])),

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,28 @@ def test_the_gaps_of_the_report_are_those_of_the_table(tmp_path: Path, capsys: p
         assert f"{name}: {number(rounded(1e3 * itl[which]))}<" in page
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--batching", "static", "--batch-size", "1"], ["100 % of 1 slot x", "The only slot"]),
+        (
+            ["--max-tokens", "1"],
+            ["of 256 slots x", "1 of 256 slots, the one in which anything happens", "The only step"],
+        ),
+    ],
+)
+def test_one_of_anything_is_said_in_the_singular(
+    more: list[str], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "a.html"
+    assert cli.main(["sim", "--requests", "1", "--report", str(report), *more]) == 0
+    page = report.read_text(encoding="utf-8")
+    text = unescape(re.sub(r"<[^>]*>", "\n", page)) + capsys.readouterr().out
+    assert not re.findall(r"(?<![\d.,])1 (?:request|step|block|slot)s\b.*", text)
+    for words in ["Up to 1 request runs at a time", *said]:
+        assert words in text
+
+
 def test_a_report_alone_and_a_trace_alone(tmp_path: Path) -> None:
     assert cli.main([*FEW, "--report", str(tmp_path / "a.html")]) == 0
     assert cli.main([*FEW, "--out", str(tmp_path / "b.jsonl"), "--no-report"]) == 0
@@ -368,7 +391,7 @@ def test_a_run_in_which_everything_is_refused_has_a_report(tmp_path: Path, capsy
     report = ["--report", str(tmp_path / "a.html")]
     assert cli.main(["sim", "--trace", str(trace), "--num-blocks", "1", *report]) == 0
     text = capsys.readouterr().out
-    assert "refused           1: " in text and "1 blocks of 16" in text
+    assert "refused           1: " in text and "1 block of 16" in text
     assert "<svg" not in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
