@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from cbserve.core import given
@@ -240,7 +241,8 @@ def load_calibration(path: str | os.PathLike[str] | None = None, is_cpu_time: bo
     """
     source = Path(path) if path is not None else calibration_path(is_cpu_time)
     own = {calibration_path(): COMMAND, calibration_path(is_cpu_time=True): CPU_TIME_COMMAND}
-    cure = f"measure this machine with: {own[source]}" if source in own else f"write it anew with: {COMMAND} --out"
+    anew = f"write it anew with: {COMMAND} --out {quote(str(source))}"
+    cure = f"measure this machine with: {own[source]}" if source in own else anew
     if not os.path.lexists(source):
         raise CalibrationError(f"there is no calibration at {source}; {cure}")
     found = read_object(source, CalibrationError, cure)

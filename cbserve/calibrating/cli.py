@@ -105,7 +105,10 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def run_twin(options: argparse.Namespace) -> int:
     if options.out is not None:
-        require_writable(Path(options.out))
+        picture = Path(options.out)
+        if picture.suffix.lower() != ".svg":
+            raise CBServeError(f"--out {options.out}: the picture is an SVG; give a name that ends in .svg")
+        require_writable(picture)
     from cbserve.calibrating.advice import verdict
     from cbserve.calibrating.machine import drift
     from cbserve.twin import LOAD, CpuClock, Twin, chat_workload, figures, paced, predict

@@ -216,6 +216,15 @@ def test_none_yet_names_place_and_cure(home):
         load_calibration()
 
 
+@pytest.mark.parametrize("text", [None, "{}"], ids=["missing", "damaged"])
+def test_the_cure_of_a_file_is_a_command_with_its_name(home, text):
+    path = home / "not here.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CalibrationError, match=f"write it anew with: cbserve calibrate --out '{path}'"):
+        load_calibration(path)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

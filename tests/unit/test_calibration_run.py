@@ -342,8 +342,17 @@ def test_a_request_that_the_run_could_not_serve(other, tmp_path):
         fit_run(run, read_settings(meta))
 
 
-@pytest.mark.parametrize("command", [["calibrate", "--model", "tiny"], ["twin", "--model", "tiny"]], ids=lambda c: c[0])
-def test_where_the_result_goes_is_looked_at_before_anything_is_measured(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("calibrate", "no folder/x.json", "there is no folder"),
+        ("twin", "no folder/x.svg", "there is no folder"),
+        ("twin", "x.png", "give a name that ends in .svg"),
+    ],
+)
+def test_where_the_result_goes_is_looked_at_before_anything_is_measured(
+    command, name, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("cbserve.calibrating.cli._llm", lambda *_, **__: pytest.fail("a model was loaded"))
-    assert main([*command, "--out", str(tmp_path / "no folder" / "x.json")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert main([command, "--model", "tiny", "--out", str(tmp_path / name)]) == 2
+    assert words in capsys.readouterr().err

@@ -231,6 +231,8 @@ def test_the_rate_is_said_before_the_run(home, capsys, given, which):
         (["--slots", "0"], "argument --slots: '0'"),
         (["--budget", "1e400"], "argument --budget: '1e400': must be a number above 0"),
         (["--out", "/no/such/folder/x.svg"], "/no/such/folder"),
+        (["--out", "x.png"], "--out x.png: the picture is an SVG; give a name that ends in .svg"),
+        (["--out", "x"], "--out x: the picture is an SVG"),
         (["--model", 300 * "x"], "is neither a model's name"),
         (["--model", "~nobody/x"], "is neither a model's name"),
     ],
