@@ -294,21 +294,12 @@ class Engine:
 
     def _wait_for_arrivals(self) -> None:
         """Unless there is something to do, which another thread may bring at any time."""
-        while (until := self._awaited_s()) is not None:
-            if self.clock.kind == "simulated":
-                self.clock.wait_until(until)
-            elif (now := self.clock.now()) < until:
-                self.clock.wait_until(min(until, now + _LISTEN_S))
-                continue
-            break
+        while self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
+            until, now = self._incoming.next_s, self.clock.now()
+            if until <= now:
+                break
+            self.clock.wait_until(until if self.clock.kind == "simulated" else min(until, now + _LISTEN_S))
         self._is_stalled = False
-
-    def _awaited_s(self) -> float | None:
-        """When the next request arrives, if nothing is to be done before; else None."""
-        with self._books():
-            if self._incoming and (self._is_stalled or not self.scheduler.has_unfinished) and not self._pending:
-                return self._incoming.next_s
-        return None
 
     def _let_arrive(self) -> None:
         for request in self._incoming.due(self.clock.now()):

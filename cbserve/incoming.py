@@ -33,7 +33,10 @@ class Incoming:
     @property
     def next_s(self) -> float:
         """When the next arrives; infinity: never."""
-        return self._heap[0][0] if self._heap else math.inf
+        try:
+            return self._heap[0][0]
+        except IndexError:  # no look before: another thread may take the last one back in between
+            return math.inf
 
     def add(self, request: Request) -> None:
         self._num_added += 1
