@@ -73,7 +73,10 @@ def alert(text: str) -> str:
     if not text:
         return ""
     first, _, rest = text.partition("\n")
-    columns = "margin:4px 0 0;overflow-x:auto;font:12px/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
+    font = "12px/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
+    columns = (
+        f"margin:4px 0 0;overflow-x:auto;white-space:pre-wrap;word-break:normal;font:{font}"  # Jupyter breaks words
+    )
     arithmetic = f'<pre style="{columns}">{escape(rest)}</pre>' if rest else ""
     mark = "border-left:4px solid #D55E00;padding:2px 8px;margin:4px 0;line-height:1.45"
     return f'<div role="alert" style="{mark}">{escape(first)}{arithmetic}</div>'
