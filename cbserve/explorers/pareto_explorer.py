@@ -18,7 +18,7 @@ from cbserve.explorers.pareto_view import GOODPUT, ITL, TOKENS, TTFT, ParetoView
 from cbserve.explorers.point import Point
 from cbserve.explorers.pressable import WIDTHS, PressablePicture, in_widths
 from cbserve.explorers.setting import KINDS, POLICIES, STATIC, Setting
-from cbserve.explorers.showing import Background, alert, choices, show, told
+from cbserve.explorers.showing import Background, choices, refused, show, told
 from cbserve.explorers.traffic import traffic
 from cbserve.viz.figure import Figure
 from cbserve.viz.frontier import Frontier
@@ -227,10 +227,7 @@ class ParetoExplorer(ParetoView):
         self._set(self.points_menu, self.chosen, self._options())
 
     def _say(self, message: str) -> None:
-        what, line, arithmetic = message.partition("\n")
-        end = "" if what.endswith(".") else "."
-        greyed = f"Greyed below: what was shown before, {self.model} on {self.gpu}."
-        self.error.value = alert(f"{what}{end} {greyed}{line}{arithmetic}" if message else "")
+        self.error.value = refused(message, f"{self.model} on {self.gpu}") if message else ""
         self._grey(self.shown, bool(message))
         for widget in (self.points_menu, self.keep, self.forget):  # they are about what is greyed
             widget.disabled = bool(message)

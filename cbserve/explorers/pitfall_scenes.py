@@ -256,9 +256,12 @@ def _simulated(machine: Machine) -> str:
     return f"Simulated for {machine.name}, not measured."
 
 
-def _default_prompt(machines: Machines) -> int:
-    machine = machine_of(machines, machines.gpu, machines.model)
-    return int(min(2_000 if machines.is_cpu else 10_000, machine.longest_prompt))
+def _prompt(machines: Machines, prompt_tokens: int | None) -> int:
+    """As given, or what fits the machine."""
+    if prompt_tokens is None:
+        longest = machine_of(machines, machines.gpu, machines.model).longest_prompt
+        prompt_tokens = int(min(2_000 if machines.is_cpu else 10_000, longest))
+    return given.integer("prompt_tokens", prompt_tokens, 1)
 
 
 def long_prefill_scene(
@@ -283,9 +286,7 @@ def long_prefill_scene(
             made for less.
     """
     machines = Machines(gpu, model)
-    if prompt_tokens is None:
-        prompt_tokens = _default_prompt(machines)
-    prompt_tokens = given.integer("prompt_tokens", prompt_tokens, 1)
+    prompt_tokens = _prompt(machines, prompt_tokens)
     token_budget = given.integer("token_budget", token_budget, 1, most=WHOLE)
     num_others = given.integer("num_others", num_others, 1, most=SLOTS - 1)
     itl_s = given.positive("itl_s", itl_s)
@@ -321,9 +322,7 @@ def cold_start_scene(
             made for less.
     """
     machines = Machines(gpu, model)
-    if prompt_tokens is None:
-        prompt_tokens = _default_prompt(machines)
-    prompt_tokens = given.integer("prompt_tokens", prompt_tokens, 1)
+    prompt_tokens = _prompt(machines, prompt_tokens)
     cached_share = given.number("cached_share", cached_share, lambda v: 0 <= v <= 0.99, "a share from 0 to 0.99")
     num_others = given.integer("num_others", num_others, 0, most=SLOTS - 1)
     ttft_s = given.positive("ttft_s", ttft_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cbserve.errors import CBServeError
 from cbserve.explorers.pressable import WIDTHS, in_width, in_widths
-from cbserve.explorers.showing import Background, alert, show, told
+from cbserve.explorers.showing import Background, refused, show, told
 from cbserve.viz.figure import Figure
 
 # A label stands above its control where both would be narrow; what was shown before is greyed while it cannot be
@@ -127,12 +127,8 @@ class Scene:
 
     def _refuse(self, message: str, values: Mapping[str, Any]) -> None:
         """Say why, and how what is still shown was set where that differs."""
-        what, line, arithmetic = message.partition("\n")
         before = [control.said(self.values[n]) for n, control in self.controls.items() if self.values[n] != values[n]]
-        end = "" if what.endswith(".") else "."
-        self.error.value = alert(
-            f"{what}{end} Greyed below: what was shown before, {', '.join(before)}.{line}{arithmetic}"
-        )
+        self.error.value = refused(message, ", ".join(before))
         self.shown.add_class("cbserve-stale")
 
     def _rest(self, answers: Iterator[Answer]) -> Iterator[None]:

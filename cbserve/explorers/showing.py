@@ -82,6 +82,13 @@ def alert(text: str) -> str:
     return f'<div role="alert" style="{mark}">{escape(first)}{arithmetic}</div>'
 
 
+def refused(message: str, before: str) -> str:
+    """`alert` of why something cannot be shown, and of what is shown still, greyed: `before`, in words."""
+    what, line, arithmetic = message.partition("\n")
+    end = "" if what.endswith(".") else "."
+    return alert(f"{what}{end} Greyed below: what was shown before, {before}.{line}{arithmetic}")
+
+
 def told(pairs: Iterable[tuple[str, str]], width: int = 880) -> str:
     """Sentences, each behind who or what it is about, as HTML that is read aloud when it changes: set it last."""
     style = "margin:2px 0;line-height:1.45"
